@@ -1,0 +1,1 @@
+"""Experiments: the tables and figures, one folder each, and the networks they share."""

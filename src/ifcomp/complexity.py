@@ -1,0 +1,81 @@
+"""From influence to codelengths and calibrated distributions: pure functions, tensors in, tensors out.
+
+Symbols as in the paper: ``p`` the model's distribution at inverse temperature beta [B, K], ``IF`` the Boltzmann
+influence of every label [B, K], ``n`` the number of training examples, ``alpha`` the weight of the example beside a
+training example.
+
+Larger is always more surprising; all codelengths are in nats.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def expected_influence(probability: Tensor, influence: Tensor) -> Tensor:
+    """``E_{y~p}[IF(x, y)]``, [B]."""
+    return (probability * influence).sum(1)
+
+
+def pnml_distribution(
+    probability: Tensor, influence: Tensor, count: int, alpha: float, keep_argmax: bool = False
+) -> Tensor:
+    """The pNML distribution (eq. pnml_dist), [B, K]: ``p_y (1 + alpha/n IF_y)``, normalised over y.
+
+    Args:
+        probability: p.
+        influence: IF.
+        count: n.
+        alpha: 0 gives p itself.
+        keep_argmax: Instead ``(p + c/K) / (1 + c)`` with ``c = alpha/n E[IF]``: as much doubt, spread evenly, so that
+        the predicted
+            class never changes.
+    """
+    if keep_argmax:
+        doubt = (alpha / count * expected_influence(probability, influence)).unsqueeze(1)
+        share = doubt / (1 + doubt)  # stays finite for any alpha
+        return probability * (1 - share) + share / probability.shape[1]
+    hindsight = hindsight_probabilities(probability, influence, count, alpha)
+    return hindsight / hindsight.sum(1, keepdim=True)
+
+
+def hindsight_probabilities(probability: Tensor, influence: Tensor, count: int, alpha: float = 1.0) -> Tensor:
+    """``p_y (1 + alpha/n IF_y)``: the label's probability if the model could have seen it; not normalised, [B, K]."""
+    return probability * (1 + alpha / count * influence)
+
+
+def parametric_complexity(expected: Tensor, count: int, alpha: float = 1.0, linearized: bool = False) -> Tensor:
+    """``log(1 + alpha/n E[IF])`` in nats, [B]; the paper's ``alpha/n E[IF]`` when linearised (eq. ifcomp_par).
+
+    Args:
+        expected: E[IF], [B].
+        count: n.
+        alpha: Weight of the example.
+        linearized: Use ``log(1 + u) ~ u``; the order of examples is the same.
+    """
+    ratio = alpha / count * expected
+    return ratio if linearized else torch.log1p(ratio)
+
+
+def codelength(log_probability: Tensor, labels: Tensor) -> Tensor:
+    """``-log p_y`` of the given labels in nats, [B]."""
+    return -log_probability.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def regret(influence: Tensor, count: int, alpha: float = 1.0, linearized: bool = False) -> Tensor:
+    """Base minus hindsight codelength, ``log(1 + alpha/n IF)`` in nats, in the shape of ``influence``."""
+    ratio = alpha / count * influence
+    return ratio if linearized else torch.log1p(ratio)
+
+
+def stochastic_complexity(error: Tensor, complexity: Tensor, hindsight_regret: Tensor | None = None) -> Tensor:
+    """Error plus parametric complexity in nats (eq. ifcomp_full), [B].
+
+    Args:
+        error: ``-log p_y`` of the label.
+        complexity: Parametric complexity.
+        hindsight_regret: Regret of the label, for an example that the model has not been trained on: its error is the
+            hindsight codelength ``-log p_y - regret``. None for a training example, whose label the model has seen.
+    """
+    return error + complexity if hindsight_regret is None else error - hindsight_regret + complexity

@@ -1,0 +1,219 @@
+"""The curvature of a trained model as plain, frozen data.
+
+Everything is in beta-free units: gradients are ``J^T (p - e_y)``, so the Fisher here is the paper's divided by beta
+squared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ifcomp.errors import MergeError, SettingError
+
+FisherKind = Literal["sampled", "exact", "empirical"]
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Damping as a multiple of each block's mean second moment: ``delta = multiple * mean(Lambda)``."""
+
+    multiple: float
+
+
+#: Absolute damping in beta-free units (the paper's delta over beta squared), or a multiple of each block's mean
+#: curvature.
+Damping = float | Relative
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How curvature was estimated; two fits can only be merged when these agree.
+
+    Attributes:
+        beta: Inverse temperature of the model's distribution; 0 is the uniform limit.
+        fisher: Labels sampled from the model, all labels weighted by it, or the data's own labels.
+        label_samples: Labels drawn per example and pass (sampled only).
+        seed: Of the label samples.
+    """
+
+    beta: float = 1.0
+    fisher: FisherKind = "sampled"
+    label_samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if not (math.isfinite(self.beta) and self.beta >= 0):
+            raise SettingError(
+                f"beta must be a finite number of at least 0 (0 is the uniform limit), but is {self.beta}."
+            )
+        if self.fisher not in ("sampled", "exact", "empirical"):
+            raise SettingError(f"fisher must be 'sampled', 'exact' or 'empirical', but is {self.fisher!r}.")
+        if self.label_samples < 1:
+            raise SettingError(f"label_samples must be at least 1, but is {self.label_samples}.")
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Sums over examples and positions of the outer products of a Kronecker block.
+
+    Attributes:
+        inputs: ``sum a a^T``, [G, C, C]; None for one-hot inputs.
+        outputs: ``sum b b^T``, [G, O, O].
+    """
+
+    inputs: Tensor | None
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """What the first pass leaves: one `Covariance` for each Kronecker block, over ``count`` examples.
+
+    They are sums, so adding those of two disjoint data sets is always right.
+    """
+
+    blocks: Mapping[str, Covariance]
+    count: int
+
+    def merge(self, other: Covariances) -> Covariances:
+        """The covariances of both data sets together."""
+        _same_blocks(self.blocks, other.blocks)
+        merged = {}
+        for name, mine in self.blocks.items():
+            theirs = other.blocks[name]
+            inputs = None if mine.inputs is None or theirs.inputs is None else mine.inputs + theirs.inputs
+            merged[name] = Covariance(inputs, mine.outputs + theirs.outputs)
+        return Covariances(merged, self.count + other.count)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Eigenvectors of a Kronecker block's covariances, in columns.
+
+    Attributes:
+        inputs: Q_A [G, C, C]; None is the identity (one-hot inputs).
+        outputs: Q_S [G, O, O].
+    """
+
+    inputs: Tensor | None
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class BlockFactors:
+    """The curvature of one block: ``Q diag(Lambda) Q^T``.
+
+    Attributes:
+        second_moments: Lambda: mean over examples of the squared gradient in the eigenbasis. [G, O, J] for a Kronecker
+        block
+            ([1, D, V] for an embedding), [P] for a diagonal one.
+        basis: The eigenbasis; None for a diagonal block.
+    """
+
+    second_moments: Tensor
+    basis: Basis | None = None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The fitted curvature of a model.
+
+    Attributes:
+        blocks: Factors by block name.
+        count: n, the number of training examples.
+        num_classes: K.
+        settings: How they were estimated.
+    """
+
+    blocks: Mapping[str, BlockFactors]
+    count: int
+    num_classes: int
+    settings: FitSettings
+
+    def to(self, device: torch.device) -> Factors:
+        """The same factors on another device."""
+
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        blocks = {}
+        for name, block in self.blocks.items():
+            basis = block.basis and Basis(move(block.basis.inputs), block.basis.outputs.to(device))
+            blocks[name] = BlockFactors(block.second_moments.to(device), basis)
+        return replace(self, blocks=blocks)
+
+    def damping_of(self, name: str, damping: Damping) -> float:
+        """The absolute damping of a block in beta-free units."""
+        if isinstance(damping, Relative):
+            return damping.multiple * float(self.blocks[name].second_moments.double().mean())
+        return float(damping)
+
+    def effective_parameters(self, damping: Damping) -> float:
+        """``sum Lambda / (Lambda + delta)``: the mean of E[IF] over the training set with the exact Fisher.
+
+        As damping goes to 0 it is the number of covered parameters whose curvature is not zero.
+        """
+        total = 0.0
+        for name, block in self.blocks.items():
+            moments = block.second_moments.double()
+            damped = moments + self.damping_of(name, damping)
+            total += float((moments / damped.where(damped > 0, 1.0)).sum())
+        return total
+
+    def merge(self, other: Factors) -> Factors:
+        """The factors of two disjoint data sets together: second moments are averaged with weights n.
+
+        This is right only when both were computed in the *same* eigenbasis, and so it is refused otherwise: second
+        moments in one basis say nothing about those in another. To fit shards apart, merge their `Covariances` first,
+        take the eigenbasis of the sum, run the second pass of every shard in it, and merge the results. Diagonal
+        blocks can always be merged.
+
+        Raises:
+            MergeError: If blocks, settings or eigenbases differ.
+        """
+        _same_blocks(self.blocks, other.blocks)
+        if (self.settings, self.num_classes) != (other.settings, other.num_classes):
+            raise MergeError(f"The fits have different settings: {self.settings} and {other.settings}.")
+        total = self.count + other.count
+        merged = {}
+        for name, mine in self.blocks.items():
+            theirs = other.blocks[name]
+            if not _same_basis(mine.basis, theirs.basis):
+                raise MergeError(
+                    f"The eigenbases of block '{name}' differ, so the second moments cannot be added. Merge the "
+                    "Covariances of "
+                    "both fits, take their eigenbasis, and run the second pass of both in it."
+                )
+            moments = mine.second_moments * (self.count / total) + theirs.second_moments * (other.count / total)
+            merged[name] = replace(mine, second_moments=moments)
+        return replace(self, blocks=merged, count=total)
+
+
+def check_damping(damping: Damping) -> Damping:
+    """Return the damping, or raise SettingError if it is negative or not a number."""
+    value = damping.multiple if isinstance(damping, Relative) else damping
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise SettingError(
+            f"damping must be a number of at least 0 or Relative(multiple of at least 0), but is {damping!r}."
+        )
+    return damping
+
+
+def _same_blocks(mine: Mapping[str, object], theirs: Mapping[str, object]) -> None:
+    if mine.keys() != theirs.keys():
+        different = sorted(mine.keys() ^ theirs.keys())
+        raise MergeError(f"The fits cover different blocks: {', '.join(different)} is in one of them only.")
+
+
+def _same_basis(mine: Basis | None, theirs: Basis | None) -> bool:
+    if mine is None or theirs is None:
+        return mine is theirs
+    pairs = [(mine.inputs, theirs.inputs), (mine.outputs, theirs.outputs)]
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)

@@ -1,0 +1,86 @@
+"""The model's distribution at inverse temperature beta, and the label gradients that the Fisher averages over."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifcomp.curvature.factors import FitSettings
+
+
+def probabilities(logits: Tensor, beta: float) -> Tensor:
+    """``softmax(beta * logits)`` in float64, [B, K]; uniform at beta = 0."""
+    return torch.softmax(beta * logits.detach().double(), dim=1)
+
+
+def label_residuals(probability: Tensor, labels: Tensor) -> Tensor:
+    """``p - e_y``, the gradient of the codelength of label y at the logits over beta, [B, K].
+
+    Args:
+        probability: p, [B, K].
+        labels: y, [B].
+    """
+    residual = probability.clone()
+    rows = torch.arange(len(labels), device=residual.device)
+    residual[rows, labels] = 0.0
+    residual[rows, labels] = -residual.sum(1)  # p_y - 1 without cancellation
+    return residual
+
+
+def all_label_residuals(probability: Tensor) -> Tensor:
+    """``p - e_y`` for every label y, [K, B, K]."""
+    size, classes = probability.shape
+    labels = torch.arange(classes, device=probability.device)
+    return torch.stack([label_residuals(probability, label.expand(size)) for label in labels])
+
+
+def fisher_cotangents(
+    logits: Tensor, settings: FitSettings, labels: Tensor | None, first_position: int, pass_index: int
+) -> Tensor:
+    """Cotangents v with ``E[v v^T] = E_y[(p - e_y)(p - e_y)^T]`` for each example, [C, B, K].
+
+    Each is a label residual times the root of its weight: C = ``label_samples`` draws from p, all K labels weighted by
+    p, or the one label of the data.
+
+    Args:
+        logits: [B, K].
+        settings: How the Fisher is estimated.
+        labels: The data's labels [B]; needed for the empirical Fisher.
+        first_position: Position of the first example of the batch in the data.
+        pass_index: Which pass over the data; each draws fresh labels.
+    """
+    p = probabilities(logits, settings.beta)
+    if settings.fisher == "exact":
+        return all_label_residuals(p) * p.T.sqrt().unsqueeze(-1)
+    if settings.fisher == "empirical":
+        assert labels is not None
+        return label_residuals(p, labels.to(p.device)).unsqueeze(0)
+    draws = [
+        label_residuals(p, sample_labels(p, settings.seed, pass_index, first_position, draw))
+        for draw in range(settings.label_samples)
+    ]
+    return torch.stack(draws) / math.sqrt(settings.label_samples)
+
+
+def sample_labels(probability: Tensor, seed: int, pass_index: int, first_position: int, draw: int) -> Tensor:
+    """One label per example from p, a function of (seed, pass, draw, position) alone, whatever the batches, [B]."""
+    positions = np.arange(first_position, first_position + len(probability), dtype=np.uint64)
+    state = _mix(np.full(1, seed % 2**64, np.uint64))
+    for part in (np.uint64(pass_index), np.uint64(draw), positions):
+        state = _mix(state ^ _mix(part + np.uint64(1)))
+    uniform = torch.from_numpy((state >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(probability.device)
+    cumulative = probability.cumsum(1)
+    drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    return drawn.clamp_(max=probability.shape[1] - 1)
+
+
+def _mix(values: np.ndarray | np.uint64) -> np.ndarray:
+    """The finaliser of splitmix64: a bijection of 64-bit integers that scatters neighbours."""
+    with np.errstate(over="ignore"):
+        mixed = np.asarray(values, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))

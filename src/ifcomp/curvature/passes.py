@@ -1,0 +1,152 @@
+"""The two passes over the training data: covariances, then second moments in their eigenbasis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ifcomp.batches import Batch
+from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
+from ifcomp.curvature.labels import fisher_cotangents
+from ifcomp.curvature.rotation import rotated_columns, rotated_slabs, stacked_rows
+from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
+from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.session import Session
+
+
+def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSettings) -> Covariances:
+    """First pass: sums of the outer products of inputs and of output gradients.
+
+    Args:
+        session: The model and its blocks.
+        batches: The training data.
+        settings: How labels are chosen.
+    """
+    sums: dict[str, tuple[Tensor | None, Tensor]] = {}
+    count = 0
+    for block in session.kronecker:
+        side = getattr(block, "channels", None)
+        rows, groups = (block.rows, block.groups) if isinstance(block, KroneckerBlock) else (block.width, 1)
+        inputs = None if side is None else session.zeros(groups, side, side)
+        sums[block.name] = (inputs, session.zeros(groups, rows, rows))
+    with session.attached():
+        for recording, cotangents, _ in _recorded(session, batches, settings, pass_index=0):
+            count += recording.batch
+            used = [block for block in session.kronecker if recording.used(block)]
+            for block in used:
+                if (inputs := sums[block.name][0]) is not None:
+                    assert isinstance(block, KroneckerBlock)
+                    inputs += _input_products(recording, block)
+            for cotangent in cotangents:
+                gradients = recording.backward(cotangent)
+                for block in used:
+                    sums[block.name][1].add_(_output_products(recording, block, gradients))
+    return Covariances({name: Covariance(*pair) for name, pair in sums.items()}, count)
+
+
+def fit_second_moments(
+    session: Session, batches: Iterable[Batch], settings: FitSettings, basis: Mapping[str, Basis]
+) -> Factors:
+    """Second pass: mean squares of the per-example gradients in the eigenbasis, with fresh label samples."""
+    sums = {block.name: session.zeros(*moment_shape(block)) for block in session.blocks}
+    count = 0
+    with session.attached():
+        for recording, cotangents, batch in _recorded(session, batches, settings, pass_index=1):
+            count += recording.batch
+            gradients = [recording.backward(cotangent) for cotangent in cotangents]
+            for block in session.recorded:
+                if recording.used(block):
+                    _add_squares(sums[block.name], recording, block, basis.get(block.name), gradients)
+            for name, found in session.other_gradients(batch, cotangents).items():
+                sums[name] += found.square_().sum((0, 1))
+    blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
+    return Factors(blocks, count, session.num_classes, settings)
+
+
+def _recorded(
+    session: Session, batches: Iterable[Batch], settings: FitSettings, pass_index: int
+) -> Iterator[tuple[Recording, Tensor, Batch]]:
+    """Record every batch in pieces that fit in memory, with the cotangents of its labels."""
+    position = 0
+    at_once = session.num_classes if settings.fisher == "exact" else settings.label_samples
+    for number, batch in enumerate(batches):
+        where = f"batch {number}"
+        for piece in session.pieces(batch, at_once):
+            recording = session.record(piece, where)
+            labels = session.check_labels(piece, recording.logits.shape[1], where, settings.fisher == "empirical")
+            yield recording, fisher_cotangents(recording.logits, settings, labels, position, pass_index), piece
+            position += piece.size
+
+
+def moment_shape(block: Block) -> tuple[int, ...]:
+    """The shape of a block's second moments."""
+    if isinstance(block, KroneckerBlock):
+        return block.groups, block.rows, block.columns
+    if isinstance(block, IndexedBlock):
+        return 1, block.width, block.entries
+    return (block.size,)
+
+
+def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
+    """``sum a a^T`` [G, C, C]; over the channels of all input positions where offsets are shared."""
+    values = recording.channels(block) if block.shared_offsets else recording.columns(block)
+    return torch.einsum("bgjt,bgkt->gjk", values, values)
+
+
+def _output_products(recording: Recording, block: RecordedBlock, gradients: Gradients) -> Tensor:
+    """``sum b b^T`` [G, O, O]."""
+    if isinstance(block, IndexedBlock):
+        values = recording.looked_up(block, gradients).flatten(0, 1)
+        return (values.T @ values).unsqueeze(0)
+    assert isinstance(block, KroneckerBlock)
+    rows = recording.rows(block, gradients)
+    return torch.einsum("bgot,bgpt->gop", rows, rows)
+
+
+def _add_squares(
+    total: Tensor, recording: Recording, block: RecordedBlock, basis: Basis | None, gradients: list[Gradients]
+) -> None:
+    """Add the squared rotated gradients of all examples and cotangents to ``total``."""
+    if isinstance(block, NormBlock):
+        for gradient in gradients:
+            total += recording.scale_and_shift(block, gradient).square_().sum(0)
+        return
+    assert basis is not None
+    if isinstance(block, IndexedBlock):
+        _add_indexed_squares(total, recording, block, basis, gradients)
+        return
+    assert isinstance(block, KroneckerBlock)
+    if recording.positions(block) == 1:  # an outer product: its squares are the outer product of squares
+        inputs = rotated_columns(recording, block, basis).square()[..., 0]
+        outputs = stacked_rows(recording, block, gradients, basis.outputs).square_().sum(2)[..., 0]
+        total += torch.einsum("bgo,bgj->goj", outputs, inputs)
+        return
+    for slab in rotated_slabs(recording, block, basis, gradients):
+        total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
+
+
+def _add_indexed_squares(
+    total: Tensor, recording: Recording, block: IndexedBlock, basis: Basis, gradients: list[Gradients]
+) -> None:
+    indices = recording.indices(block)
+    for gradient in gradients:
+        values, owners = gather_indexed(indices, recording.looked_up(block, gradient) @ basis.outputs[0])
+        total[0].index_add_(1, owners.flatten(), values.square_().flatten(0, 1).T)
+
+
+def gather_indexed(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum an example's values over equal indices.
+
+    Args:
+        indices: [B, T].
+        values: [B, T, D].
+
+    Returns:
+        Sums [B, T, D], each at the first position of its index and zero at the others, and the indices [B, T].
+    """
+    same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
+    first = same.to(torch.uint8).argmax(2, keepdim=True)
+    sums = torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)
+    return sums, indices

@@ -1,0 +1,42 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ifcomp.errors import StorageError
+
+
+@contextmanager
+def written_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A scratch file beside ``path`` that takes its place when the context ends without an error.
+
+    Raises:
+        StorageError: If the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot write '{target}': {error.strerror}. Choose a folder that exists and is writable."
+        ) from error
+    os.close(handle)
+    scratch = Path(name)
+    try:
+        yield scratch
+        with scratch.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        scratch.chmod(0o666 & ~umask)
+        os.replace(scratch, target)
+    finally:
+        with suppress(FileNotFoundError):
+            scratch.unlink()

@@ -1,0 +1,1 @@
+"""Factors and a batch in, influence of every label out."""

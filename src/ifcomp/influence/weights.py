@@ -1,0 +1,46 @@
+"""Inverse curvature of a block, ``W = 1 / (Lambda + delta)``, kept in a range that float32 can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifcomp.curvature.factors import Damping, Factors
+
+#: Largest entry of scaled weights: room above for squared gradients, room below for well-curved directions.
+_LARGEST = 1e12
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The inverse curvature of one block.
+
+    Attributes:
+        values: ``W / scale``, in the shape of the second moments.
+        scale: What sums over ``values`` are multiplied by, in float64.
+        condition: Largest weight times the mean second moment: how much the flattest direction counts beside an
+        average one.
+    """
+
+    values: Tensor
+    scale: float
+    condition: float
+
+
+def invert(factors: Factors, damping: Damping) -> dict[str, Weights]:
+    """Weights of every block. Directions without any curvature, where damping is 0, get weight 0 (a pseudo-inverse)."""
+    return {
+        name: _invert(block.second_moments, factors.damping_of(name, damping)) for name, block in factors.blocks.items()
+    }
+
+
+def _invert(second_moments: Tensor, damping: float) -> Weights:
+    curvature = second_moments.double() + damping
+    resolved = curvature > torch.finfo(second_moments.dtype).tiny * 2.0**-60 if damping == 0 else curvature > 0
+    weights = curvature.reciprocal().where(resolved, 0.0)
+    largest = float(weights.max()) if weights.numel() else 0.0
+    scale = max(largest / _LARGEST, 1.0)
+    condition = largest * float(second_moments.double().mean())
+    return Weights((weights / scale).to(second_moments.dtype), scale, condition)

@@ -1,0 +1,211 @@
+"""The canonical form: what every layer becomes, and all that the rest of the library sees of it.
+
+Two forms are enough. A *Kronecker* block has inputs ``a [B, G, J, T]`` and output gradients ``b [B, G, O, T]`` with
+groups G and shared positions T, and its per-example gradient is the matrix ``sum_t b_t a_t^T`` of shape [G, O, J]; a
+bias is a last input that is always 1. A *diagonal* block has its per-example gradient as a plain vector [P].
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+
+class Layout(Enum):
+    """Where the batch is among a tensor's leading axes (all axes before the layer's own features)."""
+
+    FIRST = "first"  #: [B, ..., features]
+    SECOND = "second"  #: [T, B, ..., features]
+    FOLDED = "folded"  #: [B*T, features], the positions of one example together
+    FOLDED_SECOND = "folded second"  #: [T*B, features], the examples of one position together
+
+    def fits(self, shape: torch.Size, feature_axes: int, batch: int) -> bool:
+        """Whether a tensor of this shape can be read with this layout."""
+        leading = shape[: len(shape) - feature_axes]
+        if not leading:
+            return False
+        if self is Layout.FIRST:
+            return leading[0] == batch
+        if self is Layout.SECOND:
+            return len(leading) > 1 and leading[1] == batch
+        return leading[0] > batch and leading[0] % batch == 0
+
+    def by_example(self, tensor: Tensor, feature_axes: int, batch: int) -> Tensor:
+        """Rearrange ``[leading..., features...]`` to ``[B, R, features...]``, R rows an example."""
+        if self is Layout.SECOND:
+            tensor = tensor.transpose(0, 1)
+        elif self is Layout.FOLDED:
+            tensor = tensor.unflatten(0, (batch, -1))
+        elif self is Layout.FOLDED_SECOND:
+            tensor = tensor.unflatten(0, (-1, batch)).transpose(0, 1)
+        features = tensor.shape[tensor.dim() - feature_axes :]
+        return tensor.reshape(batch, -1, *features)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a layer while the model was recorded.
+
+    Attributes:
+        value: The layer's input, detached.
+        edge: The place in the autograd graph where the gradient of the layer's output is read.
+        part: Which slice of the output's last axis belongs to the block; None for all of it.
+        shape: The shape of the output.
+        version: The input's version counter, to notice later in-place changes.
+    """
+
+    value: Tensor
+    edge: GradientEdge
+    part: slice | None
+    shape: torch.Size
+    version: int
+
+
+@dataclass(frozen=True)
+class Block(ABC):
+    """A set of parameters whose curvature is treated together.
+
+    Attributes:
+        name: Unique name, that of the module (or parameter) it comes from.
+        kind: What it is in words, for coverage tables.
+        parameters: Full names of the model's parameters, in the order of the gradient.
+        size: How many parameters the block covers.
+    """
+
+    name: str
+    kind: str
+    parameters: tuple[str, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class RecordedBlock(Block):
+    """A block that is read off a module's inputs and output gradients."""
+
+    @abstractmethod
+    def input_axes(self, value: Tensor) -> int:
+        """How many trailing axes of an input belong to the layer rather than to batch and positions."""
+
+    def output_axes(self, gradient: Tensor) -> int:
+        """The same for an output; most layers keep the number."""
+        return self.input_axes(gradient)
+
+
+@dataclass(frozen=True)
+class KroneckerBlock(RecordedBlock):
+    """Per-example gradient ``sum_t b_t a_t^T``, shape [G, O, J].
+
+    Attributes:
+        groups: G, independent blocks of equal shape.
+        rows: O, outputs per group.
+        channels: Side of the input covariance: J, or the input channels per group when offsets are shared (SUA).
+        offsets: Kernel offsets that share one input basis; 1 unless SUA.
+        has_weight: Whether the weight is among the parameters.
+        has_bias: Whether the bias is among them; it is then the last input.
+        first_row: Where the block begins on the first axis of its parameters (packed projections).
+    """
+
+    groups: int
+    rows: int
+    channels: int
+    offsets: int
+    has_weight: bool
+    has_bias: bool
+    first_row: int
+
+    @property
+    def columns(self) -> int:
+        """J, inputs per group, with the bias."""
+        return self.channels if self.offsets == 1 else self.channels * self.offsets + self.has_bias
+
+    @property
+    def shared_offsets(self) -> bool:
+        """Whether the input covariance is over channels only (SUA)."""
+        return self.offsets > 1
+
+    @abstractmethod
+    def positions(self, rows: Tensor) -> Tensor:
+        """Layer inputs [N, features...] to columns without bias, [N, G, J, T]."""
+
+    @abstractmethod
+    def outputs(self, rows: Tensor) -> Tensor:
+        """Output gradients [N, features...] to [N, G, O, T]."""
+
+    def gradient_matrix(self, gradients: dict[str, Tensor]) -> Tensor:
+        """Gradients of the block's parameters as one matrix [G, O, J]."""
+        last = self.first_row + self.groups * self.rows
+        parts = [gradients[name][self.first_row : last].reshape(self.groups, self.rows, -1) for name in self.parameters]
+        return torch.cat(parts, -1)
+
+    def channel_rows(self, rows: Tensor) -> Tensor:
+        """Layer inputs [N, G*C, ...] as the channels of every input position, [N, G, C, S]: what SUA rotates."""
+        return rows.reshape(len(rows), self.groups, self.channels, -1)
+
+
+@dataclass(frozen=True)
+class IndexedBlock(RecordedBlock):
+    """An embedding: a Kronecker block [1, D, V] whose inputs are one-hot, so that their covariance is diagonal already.
+
+    Attributes:
+        entries: V, rows of the table.
+        width: D, the size of an embedding.
+        padding: The index that gets no gradient, or None.
+    """
+
+    entries: int
+    width: int
+    padding: int | None
+
+
+@dataclass(frozen=True)
+class NormBlock(RecordedBlock):
+    """Scale and shift after a normalisation: gradient ``sum_t b_t * z_t`` and ``sum_t b_t``, z the normalised input."""
+
+    has_weight: bool
+    has_bias: bool
+
+    @abstractmethod
+    def normalised(self, value: Tensor) -> Tensor:
+        """The input before scale and shift, in the shape of the input."""
+
+    @abstractmethod
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Sum [B, R, features...] over everything that shares a parameter: [B, parameters]."""
+
+
+class Emit(Protocol):
+    """How a recording forward reports one affine map: ``output = emit(parts, value, output)``.
+
+    ``parts`` maps the position of a block in its site to its slice of the output's last axis (None: all of it). The
+    output that comes back must be used from there on.
+    """
+
+    def __call__(self, parts: dict[int, slice | None], value: Tensor, output: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that is watched while the model runs, and the blocks that it yields.
+
+    Attributes:
+        module: The module.
+        blocks: Its blocks.
+        forward: A stand-in for the module's ``forward`` that reports inner maps through `Emit`, for modules whose
+            parameters are used inside (attention). None: the module's own input and output are what is needed.
+    """
+
+    module: nn.Module
+    blocks: tuple[RecordedBlock, ...]
+    forward: Callable[..., object] | None = None
+
+
+@dataclass(frozen=True)
+class OtherBlock(Block):
+    """Any other trainable parameter: diagonal, from per-example gradients."""

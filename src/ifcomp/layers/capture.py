@@ -1,0 +1,253 @@
+"""Run the model once, then read the gradient of every layer output for as many cotangents as wanted.
+
+The forward pass runs in eval mode, so examples are independent and one ordinary backward of the batch gives every
+example's own output gradients at once. Backward is asked for layer outputs only: no weight gradient is ever formed.
+The place to read is the autograd edge at the moment of the call, so an activation that works in place afterwards does
+no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ifcomp.batches import Batch, run_model
+from ifcomp.errors import ModelError
+from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Site, Use
+
+#: Output gradients of one backward, one entry for each edge of a recording; None where nothing depends on it.
+Gradients = tuple[Tensor | None, ...]
+
+
+class Recording:
+    """What one forward pass left: logits, and for every block its inputs and where to read its output gradients."""
+
+    def __init__(self, batch: int, layouts: Mapping[str, Layout], dtype: torch.dtype) -> None:
+        self.batch = batch
+        self.layouts = layouts
+        self.dtype = dtype
+        self.logits: Tensor = torch.empty(0)
+        self.uses: dict[str, list[Use]] = {}
+        self._edges: dict[tuple[int, int], tuple[int, GradientEdge]] = {}
+        self._normalised: dict[int, Tensor] = {}
+
+    def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
+        """Note one call of a layer."""
+        edge = get_gradient_edge(output)
+        self._edges.setdefault(_key(edge), (len(self._edges), edge))
+        self.uses.setdefault(name, []).append(Use(value.detach(), edge, part, output.shape, value._version))
+
+    def backward(self, cotangent: Tensor) -> Gradients:
+        """Gradients of ``sum(logits * cotangent)`` at every layer output."""
+        edges = [edge for _, edge in self._edges.values()]
+        if not edges:
+            return ()
+        return torch.autograd.grad(
+            self.logits, edges, cotangent.to(self.logits.dtype), retain_graph=True, allow_unused=True
+        )
+
+    def used(self, block: RecordedBlock) -> bool:
+        """Whether the layer was called at all."""
+        return block.name in self.uses
+
+    def inputs(self, block: RecordedBlock) -> list[Tensor]:
+        """The block's inputs by example, one tensor [B, R, features...] a use."""
+        layout = self.layouts[block.name]
+        values = [self._unchanged(use, block) for use in self.uses.get(block.name, [])]
+        return [layout.by_example(value, block.input_axes(value), self.batch) for value in values]
+
+    def output_gradients(self, block: RecordedBlock, gradients: Gradients) -> list[Tensor]:
+        """The block's output gradients by example, one tensor [B, R, features...] a use; zeros where unused."""
+        layout = self.layouts[block.name]
+        found = []
+        for use in self.uses.get(block.name, []):
+            gradient = gradients[self._edges[_key(use.edge)][0]]
+            if gradient is None:
+                gradient = self.logits.new_zeros(use.shape)
+            gradient = gradient if use.part is None else gradient[..., use.part]
+            found.append(layout.by_example(gradient, block.output_axes(gradient), self.batch).to(self.dtype))
+        return found
+
+    def columns(self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included.
+
+        Args:
+            block: The block.
+            rotate: Applied to the channels [N, G, C, S] of the inputs before they are unfolded (shared offsets only).
+        """
+        parts = []
+        for value in self.inputs(block):
+            rows = value.to(self.dtype).flatten(0, 1)
+            if rotate is not None:
+                rows = rotate(block.channel_rows(rows)).reshape(rows.shape)
+            parts.append(_positions_last(block.positions(rows), self.batch))
+        columns = _concatenate(parts)
+        return torch.cat([columns, columns.new_ones(()).expand_as(columns[:, :, :1])], 2) if block.has_bias else columns
+
+    def positions(self, block: KroneckerBlock) -> int:
+        """T, the shared positions of a block over all its uses."""
+        sizes = (use.shape.numel() // self.batch for use in self.uses[block.name])
+        widths = (block.groups * block.rows if use.part is None else use.shape[-1] for use in self.uses[block.name])
+        return sum(size // width for size, width in zip(sizes, widths, strict=True))
+
+    def channels(self, block: KroneckerBlock) -> Tensor:
+        """The channels of every input position of a block with shared offsets, [B, G, C, S]."""
+        parts = [block.channel_rows(value.to(self.dtype).flatten(0, 1)) for value in self.inputs(block)]
+        return _concatenate([_positions_last(part, self.batch) for part in parts])
+
+    def rows(self, block: KroneckerBlock, gradients: Gradients) -> Tensor:
+        """Canonical output gradients b [B, G, O, T] of a Kronecker block."""
+        parts = [block.outputs(value.flatten(0, 1)) for value in self.output_gradients(block, gradients)]
+        return _concatenate([_positions_last(part, self.batch) for part in parts])
+
+    def indices(self, block: IndexedBlock) -> Tensor:
+        """Indices [B, T] that an embedding looked up."""
+        return torch.cat(self.inputs(block), 1)
+
+    def looked_up(self, block: IndexedBlock, gradients: Gradients) -> Tensor:
+        """Gradients [B, T, D] of what an embedding returned; zero at the padding index."""
+        found = torch.cat(self.output_gradients(block, gradients), 1)
+        return found if block.padding is None else found * (self.indices(block) != block.padding).unsqueeze(-1)
+
+    def scale_and_shift(self, block: NormBlock, gradients: Gradients) -> Tensor:
+        """Per-example gradient [B, P] of a normalisation layer."""
+        uses = self.uses.get(block.name, [])
+        parts = []
+        for use, gradient in zip(uses, self.output_gradients(block, gradients), strict=True):
+            terms = []
+            if block.has_weight:
+                terms.append(block.reduce(gradient * self._normalise(block, use)))
+            if block.has_bias:
+                terms.append(block.reduce(gradient))
+            parts.append(torch.cat(terms, 1))
+        return torch.stack(parts).sum(0)
+
+    def _normalise(self, block: NormBlock, use: Use) -> Tensor:
+        """A norm's input before scale and shift, [B, R, features...]; kept, since every cotangent needs it."""
+        key = id(use)
+        if key not in self._normalised:
+            value = block.normalised(self._unchanged(use, block))
+            layout = self.layouts[block.name]
+            self._normalised[key] = layout.by_example(value, block.input_axes(value), self.batch).to(self.dtype)
+        return self._normalised[key]
+
+    @staticmethod
+    def _unchanged(use: Use, block: RecordedBlock) -> Tensor:
+        if use.value._version != use.version:
+            raise ModelError(
+                f"The input of layer '{block.name}' is changed in place after the layer used it, so its gradient "
+                "cannot be "
+                "formed. Use the out-of-place operation there."
+            )
+        return use.value
+
+
+def _key(edge: GradientEdge) -> tuple[int, int]:
+    return id(edge.node), edge.output_nr
+
+
+def _positions_last(rows: Tensor, batch: int) -> Tensor:
+    """[B*R, G, J, T] to [B, G, J, R*T]."""
+    if len(rows) == batch:
+        return rows
+    by_example: Tensor = rows.unflatten(0, (batch, -1))
+    return by_example.permute(0, 2, 3, 1, 4).flatten(3)
+
+
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class Tape:
+    """Watches the sites of a model while it runs."""
+
+    def __init__(
+        self, model: nn.Module, sites: tuple[Site, ...], layouts: Mapping[str, Layout], dtype: torch.dtype
+    ) -> None:
+        """Prepare, without touching the model yet.
+
+        Args:
+            model: The classifier.
+            sites: What to watch.
+            layouts: Where each block's batch axis is.
+            dtype: In which precision canonical forms are given.
+
+        ``broadcast`` names the blocks that were called with one row for the whole batch; it grows while recording.
+        """
+        self.model = model
+        self.sites = sites
+        self.layouts = layouts
+        self.dtype = dtype
+        self.broadcast: set[str] = set()
+        self._recording: Recording | None = None
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Eval mode, grad mode and all hooks for the length of the context; then the model is as it was."""
+        with ExitStack() as undo:
+            undo.enter_context(evaluating(self.model))
+            undo.enter_context(torch.inference_mode(False))
+            undo.enter_context(torch.enable_grad())
+            for site in self.sites:
+                if site.forward is None:
+                    hook = site.module.register_forward_hook(self._hook(site), prepend=True, with_kwargs=True)
+                    undo.callback(hook.remove)
+                else:
+                    site.module.forward = self._stand_in(site)
+                    undo.callback(delattr, site.module, "forward")
+            yield
+
+    def record(self, batch: Batch, where: str) -> Recording:
+        """Run the model on a batch inside `attached`."""
+        recording = Recording(batch.size, self.layouts, self.dtype)
+        self._recording = recording
+        try:
+            recording.logits = run_model(self.model, batch, where)
+        finally:
+            self._recording = None
+        return recording
+
+    def _emit(self, site: Site, parts: Mapping[int, slice | None], value: Tensor, output: Tensor) -> Tensor:
+        recording = self._recording
+        if recording is None or not output.requires_grad:
+            return output
+        if recording.batch > 1 and value.dim() and len(value) == 1 and len(output) == 1:
+            value = value.expand(recording.batch, *value.shape[1:])  # one row that stands for the whole batch
+            output = output.expand(recording.batch, *output.shape[1:])
+            self.broadcast |= {site.blocks[index].name for index in parts}
+        for index, part in parts.items():
+            recording.add(site.blocks[index].name, value, output, part)
+        return output
+
+    def _hook(self, site: Site) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            return self._emit(site, {0: None}, args[0] if args else kwargs["input"], output)
+
+        return hook
+
+    def _stand_in(self, site: Site) -> Callable[..., object]:
+        def emit(parts: dict[int, slice | None], value: Tensor, output: Tensor) -> Tensor:
+            return self._emit(site, parts, value, output)
+
+        def forward(*args: Any, **kwargs: Any) -> object:
+            assert site.forward is not None
+            return site.forward(emit, *args, **kwargs)
+
+        return forward
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode; afterwards each in the mode it had."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,255 @@
+"""Which parameters are covered, and how: every trainable one is in a block, left out by request, or an error."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ifcomp.errors import ModelError, NonFiniteError, SettingError, UncoveredParametersError
+from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, OtherBlock, RecordedBlock, Site
+from ifcomp.layers.registry import Selection, find_rule, qualified, supported_types
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """One line of the coverage table: a block, or parameters outside every block."""
+
+    name: str
+    kind: str
+    treatment: str
+    parameters: int
+    covered: bool
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many parameters are covered, and how, per layer and in total. ``print`` shows it as a table."""
+
+    rows: tuple[CoverageRow, ...]
+
+    @property
+    def total(self) -> int:
+        """All parameters of the model, frozen ones included."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def covered(self) -> int:
+        """Parameters in a block."""
+        return sum(row.parameters for row in self.rows if row.covered)
+
+    @property
+    def fraction(self) -> float:
+        """Covered parameters over all parameters."""
+        return self.covered / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        table = [("layer", "kind", "treatment", "parameters")]
+        table += [(row.name, row.kind, row.treatment, f"{row.parameters:,}") for row in self.rows]
+        widths = [max(len(line[column]) for line in table) for column in range(4)]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(line[:3], widths, strict=False))
+            + "  "
+            + line[3].rjust(widths[3])
+            for line in table
+        ]
+        rule = "-" * max(map(len, lines))
+        total = f"covered: {self.covered:,} of {self.total:,} parameters ({100 * self.fraction:.1f} %)"
+        return "\n".join([lines[0], rule, *lines[1:], rule, total])
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All blocks of a model.
+
+    Attributes:
+        sites: Modules to watch, with their blocks.
+        others: Parameters that need per-example gradients of their own.
+        left_out: Parameter name to the reason why it is in no block.
+        sizes: Parameter name to its number of elements, for every parameter of the model.
+    """
+
+    sites: tuple[Site, ...]
+    others: tuple[OtherBlock, ...]
+    left_out: Mapping[str, str]
+    sizes: Mapping[str, int] = field(repr=False)
+
+    @property
+    def recorded(self) -> tuple[RecordedBlock, ...]:
+        """Blocks that are read off modules, in the model's order."""
+        return tuple(block for site in self.sites for block in site.blocks)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks."""
+        return (*self.recorded, *self.others)
+
+    @property
+    def coverage(self) -> Coverage:
+        """The table of what is covered."""
+        rows = [CoverageRow(block.name, block.kind, treatment(block), block.size, True) for block in self.blocks]
+        rows += [CoverageRow(name, "-", reason, self.sizes[name], False) for name, reason in self.left_out.items()]
+        return Coverage(tuple(rows))
+
+
+def treatment(block: Block) -> str:
+    """How a block's curvature is represented, in words."""
+    if isinstance(block, KroneckerBlock):
+        return "EKFAC (SUA)" if block.shared_offsets else "EKFAC"
+    return "EKFAC (one-hot)" if isinstance(block, IndexedBlock) else "diagonal"
+
+
+def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str] = ()) -> Inventory:
+    """Sort every parameter of a model into a block or a reason.
+
+    Args:
+        model: The classifier.
+        selection: What the user wants covered.
+        demoted: Names of blocks whose rule turned out not to hold in this model: all parameters of their modules
+        become other
+            parameters.
+
+    Raises:
+        UncoveredParametersError: Lists all parameters that cannot be covered.
+        SettingError: If ``layers`` matches nothing.
+        ModelError: If no parameter is trainable.
+        NonFiniteError: If a parameter or buffer is not finite.
+    """
+    owned = [
+        (qualified(prefix, name), parameter)
+        for prefix, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+    offenders = dict(_offences(model))
+    lazy = [name for name, parameter in owned if isinstance(parameter, UninitializedParameter)]
+    if lazy:
+        raise ModelError(
+            f"Parameters are not initialised yet: {', '.join(lazy)}. Run one batch through the model first."
+        )
+    _check_finite(model)
+    trainable = {name: parameter for name, parameter in owned if parameter.requires_grad}
+    if not trainable:
+        raise ModelError("No parameter of the model is trainable. Call model.requires_grad_(True) first.")
+    if offenders and not selection.skip_uncovered:
+        raise _uncovered(offenders, {name: parameter.numel() for name, parameter in owned})
+
+    tied = {name for name, count in _uses(owned).items() if count > 1}
+    sites = _sites(model, selection, tied, set(demoted), set(offenders))
+    claimed = {name for site in sites for block in site.blocks for name in block.parameters}
+    others = tuple(
+        OtherBlock(name, "tied parameter" if name in tied else "parameter", (name,), parameter.numel())
+        for name, parameter in _unique(trainable).items()
+        if name not in claimed and name not in offenders
+    )
+    left_out = {name: "frozen" for name, parameter in owned if not parameter.requires_grad}
+    left_out |= {name: f"skipped: {reason}" for name, reason in offenders.items()}
+    sizes = {name: parameter.numel() for name, parameter in owned}
+    inventory = Inventory(tuple(sites), others, left_out, sizes)
+    return inventory if selection.layers is None else _restrict(inventory, selection.layers)
+
+
+def _uses(owned: list[tuple[str, nn.Parameter]]) -> Mapping[str, int]:
+    """How many owners each parameter has."""
+    counts = Counter(id(parameter) for _, parameter in owned)
+    return {name: counts[id(parameter)] for name, parameter in owned}
+
+
+def _unique(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The first name of each parameter."""
+    seen: set[int] = set()
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if not (id(parameter) in seen or seen.add(id(parameter)))  # type: ignore[func-returns-value]
+    }
+
+
+def _sites(
+    model: nn.Module, selection: Selection, tied: set[str], demoted: set[str], offenders: set[str]
+) -> list[Site]:
+    sites: list[Site] = []
+    for name, module in model.named_modules():
+        rule = find_rule(module)
+        site = rule(name, module, selection) if rule is not None else None
+        if site is None:
+            continue
+        names = {block.name for block in site.blocks}
+        parameters = {parameter for block in site.blocks for parameter in block.parameters}
+        if not (names & demoted or parameters & tied or parameters & offenders):
+            sites.append(site)
+    inside = {
+        id(child) for site in sites if site.forward for child in site.module.modules() if child is not site.module
+    }
+    return [site for site in sites if id(site.module) not in inside]
+
+
+def _offences(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Trainable parameters that no rule and no per-example gradient can treat, with the reason."""
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad or isinstance(parameter, UninitializedParameter):
+                continue
+            if parameter.is_complex():
+                yield qualified(prefix, name), "complex numbers"
+            elif isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                yield qualified(prefix, name), "max_norm changes the weights in the forward pass"
+
+
+def _uncovered(offenders: Mapping[str, str], sizes: Mapping[str, int]) -> UncoveredParametersError:
+    total = sum(sizes.values())
+    lines = [
+        f"  {name}: {sizes[name]:,} parameters ({100 * sizes[name] / total:.2f} %), {reason}"
+        for name, reason in offenders.items()
+    ]
+    return UncoveredParametersError(
+        "These trainable parameters cannot be covered:\n"
+        + "\n".join(lines)
+        + "\nFreeze them with requires_grad_(False), or pass skip_uncovered=True to leave them out. "
+        + f"Layers with an exact rule: {', '.join(supported_types())}; other parameters get a diagonal block."
+    )
+
+
+def _check_finite(model: nn.Module) -> None:
+    wrong = [
+        name
+        for name, value in [*model.named_parameters(), *model.named_buffers()]
+        if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(value.detach()).all()
+    ]
+    if wrong:
+        raise NonFiniteError(f"The model has NaN or infinite values in {', '.join(wrong)}. Load a sound checkpoint.")
+
+
+def _restrict(inventory: Inventory, layers: str | tuple[str, ...]) -> Inventory:
+    """Keep only the blocks that ``layers`` names."""
+    names = [block.name for block in inventory.blocks]
+    if layers == "last":
+        weight_layers = [block.name for block in inventory.recorded if isinstance(block, KroneckerBlock)]
+        keep = set(weight_layers[-1:])
+    else:
+        patterns = [layers] if isinstance(layers, str) else list(layers)
+        unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+        if unmatched:
+            raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
+        keep = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    if not keep:
+        raise SettingError(f"layers={layers!r} selects no layer. There are: {', '.join(names)}.")
+    sites = [
+        Site(site.module, tuple(block for block in site.blocks if block.name in keep), site.forward)
+        for site in inventory.sites
+    ]
+    left_out = dict(inventory.left_out)
+    for block in inventory.blocks:
+        if block.name not in keep:
+            left_out |= dict.fromkeys(block.parameters, "not in layers=")
+    return Inventory(
+        tuple(site for site in sites if site.blocks),
+        tuple(block for block in inventory.others if block.name in keep),
+        left_out,
+        inventory.sizes,
+    )

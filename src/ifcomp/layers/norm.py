@@ -1,0 +1,121 @@
+"""Normalisation layers: a diagonal block over scale and shift.
+
+BatchNorm must use its running statistics (eval mode): with batch statistics examples are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifcomp.layers.block import NormBlock, Site
+from ifcomp.layers.registry import Selection, qualified, register, trainable
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+@dataclass(frozen=True)
+class ChannelNormBlock(NormBlock):
+    """One parameter a channel, [N, C, ...]: BatchNorm, GroupNorm, InstanceNorm."""
+
+    normalise: Callable[[Tensor], Tensor]
+
+    def input_axes(self, value: Tensor) -> int:
+        return value.dim() - 1
+
+    def normalised(self, value: Tensor) -> Tensor:
+        return self.normalise(value)
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        return rows.flatten(3).sum((1, 3)) if rows.dim() > 3 else rows.sum(1)
+
+
+@dataclass(frozen=True)
+class FeatureNormBlock(NormBlock):
+    """One parameter a feature of the trailing axes: LayerNorm, RMSNorm."""
+
+    axes: int
+    normalise: Callable[[Tensor], Tensor]
+
+    def input_axes(self, value: Tensor) -> int:
+        return self.axes
+
+    def normalised(self, value: Tensor) -> Tensor:
+        return self.normalise(value)
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        return rows.flatten(2).sum(1)
+
+
+def _norm_fields(name: str, module: nn.Module) -> dict[str, Any] | None:
+    names = trainable(module, "weight", "bias")
+    if not names:
+        return None
+    return {
+        "name": name,
+        "kind": type(module).__name__.lower(),
+        "parameters": tuple(qualified(name, parameter) for parameter in names),
+        "size": sum(module.get_parameter(parameter).numel() for parameter in names),
+        "has_weight": "weight" in names,
+        "has_bias": "bias" in names,
+    }
+
+
+def _channel_norm(name: str, module: nn.Module, normalise: Callable[[Tensor], Tensor]) -> Site | None:
+    fields = _norm_fields(name, module)
+    return Site(module, (ChannelNormBlock(**fields, normalise=normalise),)) if fields else None
+
+
+def _feature_norm(name: str, module: nn.Module, axes: int, normalise: Callable[[Tensor], Tensor]) -> Site | None:
+    fields = _norm_fields(name, module)
+    return Site(module, (FeatureNormBlock(**fields, axes=axes, normalise=normalise),)) if fields else None
+
+
+@register(*_BATCH_NORMS)
+def batch_norm(name: str, module: nn.Module, selection: Selection) -> Site | None:
+    """Normalised with the running statistics."""
+    assert isinstance(module, _BATCH_NORMS)
+    return _channel_norm(
+        name, module, lambda x: F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+    )
+
+
+@register(*_INSTANCE_NORMS)
+def instance_norm(name: str, module: nn.Module, selection: Selection) -> Site | None:
+    """Normalised over each example's positions, or with running statistics where they are tracked."""
+    assert isinstance(module, _INSTANCE_NORMS)
+    return _channel_norm(
+        name,
+        module,
+        lambda x: F.instance_norm(
+            x, module.running_mean, module.running_var, use_input_stats=not module.track_running_stats, eps=module.eps
+        ),
+    )
+
+
+@register(nn.GroupNorm)
+def group_norm(name: str, module: nn.Module, selection: Selection) -> Site | None:
+    """Normalised over groups of channels."""
+    assert isinstance(module, nn.GroupNorm)
+    return _channel_norm(name, module, lambda x: F.group_norm(x, module.num_groups, eps=module.eps))
+
+
+@register(nn.LayerNorm)
+def layer_norm(name: str, module: nn.Module, selection: Selection) -> Site | None:
+    """Normalised over the trailing axes."""
+    assert isinstance(module, nn.LayerNorm)
+    shape = list(module.normalized_shape)
+    return _feature_norm(name, module, len(shape), lambda x: F.layer_norm(x, shape, eps=module.eps))
+
+
+@register(nn.RMSNorm)
+def rms_norm(name: str, module: nn.Module, selection: Selection) -> Site | None:
+    """Scaled by the root mean square over the trailing axes."""
+    assert isinstance(module, nn.RMSNorm)
+    shape = list(module.normalized_shape)
+    return _feature_norm(name, module, len(shape), lambda x: F.rms_norm(x, shape, eps=module.eps))

@@ -1,0 +1,88 @@
+"""Per-example gradients of any parameter, for those that no rule covers (class tokens, positional embeddings,
+scales).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from ifcomp.batches import Batch, run_model
+
+
+def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+    """Gradients of ``sum_k cotangents[c, b, k] * logits[b, k]`` for every example b and cotangent c.
+
+    One forward pass in which every example has its own copy of the parameters (``vmap``), then one backward for each
+    cotangent. Models that ``vmap`` cannot run (control flow that depends on data, recurrent layers) are run one
+    example at a time.
+
+    Args:
+        model: The classifier, in eval mode.
+        names: Full parameter names.
+        batch: B examples.
+        cotangents: [C, B, K].
+
+    Returns:
+        For every name its gradients [C, B, P], flattened.
+    """
+    parameters = {name: model.get_parameter(name).detach() for name in names}
+    try:
+        found = _by_vmap(model, parameters, batch, cotangents)
+    except (RuntimeError, NotImplementedError):
+        found = _one_by_one(model, parameters, batch, cotangents)
+    return {name: gradient.flatten(2) for name, gradient in found.items()}
+
+
+def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+    axes = tuple(_axis(value, batch.size) for value in batch.args)
+    keyword_axes = {key: _axis(value, batch.size) for key, value in batch.kwargs.items()}
+
+    def logits_of(own: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        alone = tuple(_alone(value, axis) for value, axis in zip(args, axes, strict=True))
+        alone_by_name = {key: _alone(value, keyword_axes[key]) for key, value in kwargs.items()}
+        output = functional_call(model, own, alone, alone_by_name)
+        return (output if isinstance(output, Tensor) else output.logits)[0]
+
+    copies = {name: value.expand(batch.size, *value.shape) for name, value in parameters.items()}
+    pull_back = vjp(
+        lambda own: vmap(logits_of, (0, axes, keyword_axes))(own, batch.args, batch.kwargs),
+        copies,
+    )[1]
+    pulled = [pull_back(cotangent.to(next(iter(copies.values())).dtype))[0] for cotangent in cotangents]
+    return {name: torch.stack([gradients[name] for gradients in pulled]) for name in parameters}
+
+
+def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+    own = [model.get_parameter(name) for name in parameters]
+    rows: list[list[tuple[Tensor | None, ...]]] = []
+    for index, example in enumerate(batch.split(1)):
+        logits = run_model(model, example, "per-example gradients")
+        rows.append(
+            [
+                torch.autograd.grad(
+                    logits[0], own, cotangent[index].to(logits.dtype), retain_graph=True, allow_unused=True
+                )
+                for cotangent in cotangents
+            ]
+        )
+    found = {}
+    for position, (name, value) in enumerate(parameters.items()):
+        gradients = [
+            [row[c][position] if row[c][position] is not None else torch.zeros_like(value) for row in rows]
+            for c in range(len(cotangents))
+        ]
+        found[name] = torch.stack([torch.stack(column) for column in gradients])  # type: ignore[arg-type]
+    return found
+
+
+def _axis(value: Any, size: int) -> int | None:
+    return 0 if isinstance(value, Tensor) and value.dim() and len(value) == size else None
+
+
+def _alone(value: Any, axis: int | None) -> Any:
+    return value if axis is None else value.unsqueeze(0)

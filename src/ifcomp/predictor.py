@@ -1,0 +1,354 @@
+"""`IFComp`: the thin object over inventory, curvature, influence and complexity."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp import storage
+from ifcomp._version import __version__
+from ifcomp.batches import Batch, as_batch, check_labels
+from ifcomp.complexity import pnml_distribution
+from ifcomp.curvature.eigen import eigenbasis
+from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
+from ifcomp.curvature.passes import fit_covariances, fit_second_moments, moment_shape
+from ifcomp.errors import (
+    DataError,
+    EmptyDataError,
+    FingerprintError,
+    LengthChangedError,
+    NotFittedError,
+    SettingError,
+    StorageError,
+)
+from ifcomp.influence.weights import Weights, invert
+from ifcomp.layers.inventory import Coverage, Inventory, take_inventory
+from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.session import Session
+from ifcomp.progress import track
+from ifcomp.scores import ScoreTable
+from ifcomp.scoring import Evaluation, ScoreOptions, influences, pieces, score_frame
+
+#: Safe on small and large networks; out-of-distribution detection prefers far smaller values.
+DEFAULT_DAMPING = Relative(0.1)
+
+
+class IFComp:
+    """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
+
+    Larger scores are always more surprising, more suspicious; codelengths are in nats. Tensors come back in float64 on
+    the model's device.
+
+    Example:
+        >>> ifc = IFComp(model).fit(train_loader)
+        >>> ifc.predict_proba(x, alpha=0.15)          # calibrated distribution, [B, K]
+        >>> ifc.stochastic_complexity(x, y)           # label suspicion, [B], nats
+        >>> ifc.parametric_complexity(x)              # how unlike the training data, [B], nats
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        beta: float = 1.0,
+        *,
+        layers: str | Sequence[str] | None = None,
+        damping: Damping = DEFAULT_DAMPING,
+        sua: Sua = "auto",
+        fisher: FisherKind = "sampled",
+        label_samples: int = 1,
+        seed: int = 0,
+        skip_uncovered: bool = False,
+    ) -> None:
+        """Take stock of a model; it is never changed.
+
+        Args:
+            model: Returns logits [B, K], or an object with ``.logits``.
+            beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit in which all
+                labels count alike.
+            layers: None covers all; ``"last"`` the last weight layer; or names and shell-style patterns.
+            damping: Added to the curvature before it is inverted: how far the hindsight model may move. A float is
+                absolute in beta-free units (the paper's delta over beta squared); ``Relative(0.1)`` is a multiple of
+                each layer's mean. Every scoring call can override it.
+            sua: Share one input basis over the offsets of a convolution kernel: True, False, or "auto" for wide layers.
+            fisher: "sampled" labels from the model, "exact" expectation over all labels, or "empirical" labels of
+                the data.
+            label_samples: Labels drawn per example and pass.
+            seed: Of the label samples and probes.
+            skip_uncovered: Leave out parameters that cannot be covered instead of raising.
+        """
+        self.model = model
+        self.settings = FitSettings(beta, fisher, label_samples, seed)
+        self.damping = check_damping(damping)
+        self.factors: Factors | None = None
+        chosen = layers if layers is None or isinstance(layers, str) else tuple(layers)
+        self._selection = Selection(chosen, sua, skip_uncovered)
+        self._inventory = take_inventory(model, self._selection)
+        self._session: Session | None = None
+        self._fingerprint: dict[str, str] = {}
+        self._versions: list[tuple[int, int]] = []
+        self._inverted: tuple[Damping, dict[str, Weights]] | None = None
+
+    @property
+    def beta(self) -> float:
+        """Inverse temperature."""
+        return self.settings.beta
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which parameters are covered and how. After `fit` as checked on the data."""
+        return (self._session.inventory if self._session else self._inventory).coverage
+
+    def fit(self, data: Iterable[Any], *, progress: bool | None = None) -> Self:
+        """Estimate the curvature in two passes over the training data.
+
+        Args:
+            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        if iter(data) is data:
+            raise DataError(
+                "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
+                "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
+            )
+        self._session = None
+        batches = _batches(track(data, "pass 1 of 2: covariances", progress))
+        first = next(batches, None)
+        if first is None:
+            raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        session = self._open(first)
+        covariances = fit_covariances(session, itertools.chain([first], batches), self.settings)
+        basis = eigenbasis(covariances)
+        again = _batches(track(data, "pass 2 of 2: second moments", progress))
+        factors = fit_second_moments(session, again, self.settings, basis)
+        if factors.count != covariances.count:
+            raise LengthChangedError(
+                f"The first pass saw {covariances.count} examples, the second {factors.count}. The data must give "
+                "the same "
+                "examples each time it is iterated."
+            )
+        self._adopt(factors, storage.fingerprint(self.model))
+        return self
+
+    def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
+        """``IF_beta(x, y)`` of every label (eq. bif), [B, K]. Cost: 1 + 2K forward passes."""
+        batch = as_batch(x)
+        evaluation = self._evaluation(batch, damping)
+        with evaluation.session.attached():
+            return torch.cat([found for _, found in influences(evaluation, [batch])])
+
+    def logit_kernel(self, x: Any, *, damping: Damping | None = None) -> Tensor:
+        """``M(x) = J (G + damping)^-1 J^T`` in beta-free units, [B, K, K].
+
+        ``IF_beta(x, y) = (p - e_y)^T M (p - e_y)``, and ``M / n`` is the logit covariance of the linearised Laplace
+        approximation.
+        """
+        batch = as_batch(x)
+        evaluation = self._evaluation(batch, damping)
+        kernels = []
+        with evaluation.session.attached():
+            for piece in pieces(evaluation, [batch], evaluation.factors.num_classes):
+                size, classes = piece.logits.shape
+                axes = torch.eye(classes, dtype=torch.float64, device=piece.logits.device)
+                kernels.append(piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes)))
+        return torch.cat(kernels)
+
+    def predict_proba(
+        self, x: Any, alpha: float = 0.15, *, keep_argmax: bool = False, damping: Damping | None = None
+    ) -> Tensor:
+        """The calibrated pNML distribution (eq. pnml_dist), [B, K].
+
+        Args:
+            x: Inputs.
+            alpha: Weight of the example beside a training example; 0 gives the model's own distribution at beta.
+            keep_argmax: Spread the same doubt evenly over classes, so that the predicted class never changes.
+            damping: Overrides the predictor's.
+        """
+        batch, alpha = as_batch(x), ScoreOptions(alpha=alpha).alpha
+        evaluation = self._evaluation(batch, damping)
+        with evaluation.session.attached():
+            parts = [
+                pnml_distribution(piece.probability, found, evaluation.factors.count, alpha, keep_argmax)
+                for piece, found in influences(evaluation, [batch])
+            ]
+        return torch.cat(parts)
+
+    def parametric_complexity(
+        self,
+        x: Any,
+        *,
+        alpha: float = 1.0,
+        linearized: bool = False,
+        probes: int | None = None,
+        damping: Damping | None = None,
+    ) -> Tensor:
+        """How unlike anything the model knows an input is: ``log(1 + alpha/n E[IF])`` in nats, [B].
+
+        Args:
+            x: Inputs.
+            alpha: Weight of the example beside a training example.
+            linearized: The paper's ``alpha/n E[IF]`` (eq. ifcomp_par); the order is the same.
+            probes: Estimate E[IF] from so many random directions instead of all labels: 1 + 2 probes forward passes.
+            damping: Overrides the predictor's.
+        """
+        batch = replace(as_batch(x), labels=None)
+        options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes)
+        return self._column("parametric_complexity", batch, options, damping)
+
+    def stochastic_complexity(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        seen: bool = True,
+        alpha: float = 1.0,
+        linearized: bool = False,
+        damping: Damping | None = None,
+    ) -> Tensor:
+        """How suspicious a labelled example is: error plus parametric complexity (eq. ifcomp_full) in nats, [B].
+
+        Args:
+            x: Inputs.
+            y: Labels [B].
+            seen: Whether the model was trained on these labels. If not, the error is the hindsight codelength.
+            alpha: Weight of the example beside a training example.
+            linearized: The paper's first-order parametric complexity.
+            damping: Overrides the predictor's.
+        """
+        batch, options = as_batch(x, labels=y), ScoreOptions(seen, alpha, linearized)
+        check_labels(batch.labels, self._fitted.num_classes, batch.size, "stochastic_complexity")
+        return self._column("stochastic_complexity", batch, options, damping)
+
+    def score(
+        self,
+        data: Iterable[Any],
+        *,
+        seen: bool = True,
+        alpha: float = 1.0,
+        linearized: bool = False,
+        probes: int | None = None,
+        damping: Damping | None = None,
+        progress: bool | None = None,
+    ) -> ScoreTable:
+        """Score a data set: one row an example, in order; label columns if the data has labels.
+
+        Args:
+            data: ``(x, y)``, ``(x,)``, ``x`` or dicts.
+            seen: Whether the model was trained on these labels.
+            alpha: Weight of the example beside a training example.
+            linearized: First-order parametric complexity.
+            probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels.
+            damping: Overrides the predictor's.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        options = ScoreOptions(seen, alpha, linearized, probes)
+        batches = _batches(track(data, "scoring", progress))
+        first = next(batches, None)
+        if first is None:
+            raise EmptyDataError("score needs at least one example, but the data is empty.")
+        evaluation = self._evaluation(first, damping)
+        frame = score_frame(evaluation, itertools.chain([first], batches), options)
+        settings = {
+            **asdict(options),
+            "beta": self.beta,
+            "damping": repr(evaluation.damping),
+            "training_examples": evaluation.factors.count,
+            "version": __version__,
+        }
+        return ScoreTable(frame, settings)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the factors and settings to one safetensors file, atomically."""
+        relative = isinstance(self.damping, Relative)
+        options = {
+            "selection": asdict(self._selection),
+            "damping": self.damping.multiple if isinstance(self.damping, Relative) else self.damping,
+            "relative_damping": relative,
+        }
+        storage.save(path, storage.Stored(self._fitted, self._fingerprint, options, __version__))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
+        """Read a file that `save` wrote, for the same model.
+
+        Raises:
+            StorageError: If the file cannot be read.
+            FingerprintError: If it belongs to another model; says what differs.
+        """
+        stored = storage.load(path)
+        storage.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
+        options, settings = stored.options, stored.factors.settings
+        try:
+            value = options["damping"]
+            loaded = cls(
+                model,
+                **asdict(settings),
+                damping=Relative(value) if options["relative_damping"] else value,
+                **options["selection"],
+            )
+        except (KeyError, TypeError, SettingError) as error:
+            raise StorageError(
+                f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
+            ) from error
+        device = next(model.parameters()).device
+        loaded._adopt(stored.factors.to(device), dict(stored.fingerprint))
+        return loaded
+
+    def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
+        """Everything a scoring call needs; ``first`` is used to check the model if that is still to be done."""
+        factors = self._fitted
+        damping = self.damping if damping is None else check_damping(damping)
+        if self._inverted is None or self._inverted[0] != damping:
+            self._inverted = (damping, invert(factors, damping))
+        return Evaluation(self._session or self._open(first), factors, self._inverted[1], damping)
+
+    def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
+        evaluation = self._evaluation(batch, damping)
+        values = score_frame(evaluation, [batch], options)[name].to_numpy()
+        return torch.tensor(values, dtype=torch.float64, device=evaluation.session.device)
+
+    @property
+    def _fitted(self) -> Factors:
+        if self.factors is None:
+            raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
+        versions = _versions(self.model)
+        if versions != self._versions:
+            storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+            self._versions = versions
+        return self.factors
+
+    def _adopt(self, factors: Factors, fingerprint: dict[str, str]) -> None:
+        self.factors, self._fingerprint, self._inverted = factors, fingerprint, None
+        self._versions = _versions(self.model)
+
+    def _open(self, first: Batch) -> Session:
+        """Check the model on data; with loaded factors also that they fit it."""
+        self._session = session = Session(self.model, self._inventory_without, first)
+        if self.factors is not None:
+            needed = {block.name: moment_shape(block) for block in session.blocks}
+            found = {name: tuple(block.second_moments.shape) for name, block in self.factors.blocks.items()}
+            if needed != found:
+                different = sorted(set(needed.items()) ^ set(found.items()))
+                raise FingerprintError(
+                    "The factors do not fit the blocks of this model: "
+                    f"{', '.join(sorted({name for name, _ in different}))}. "
+                    "Was the model's code changed? Fit again."
+                )
+        return session
+
+    def _inventory_without(self, demoted: Iterable[str]) -> Inventory:
+        return take_inventory(self.model, self._selection, demoted)
+
+
+def _batches(items: Iterable[Any]) -> Iterator[Batch]:
+    return (batch for batch in map(as_batch, items) if batch.size)
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Which tensors the model has and how often each was changed in place."""
+    return [(id(value), value._version) for value in (*model.parameters(), *model.buffers())]

@@ -1,0 +1,39 @@
+"""A progress bar with time left on a terminal; nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+
+def track(items: Iterable[T], description: str, show: bool | None = None) -> Iterator[T]:
+    """Yield the items and show how far we are.
+
+    Args:
+        items: Batches; with a length, the time left is estimated.
+        description: What is being done.
+        show: Whether to show; None decides by whether standard error is a terminal.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from items
+        return
+    total = len(items) if isinstance(items, Sized) else None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(description, total=total)
+        for item in items:
+            yield item
+            progress.advance(task)

@@ -1,0 +1,69 @@
+"""`ScoreTable`: one row an example, every column with its meaning, direction and unit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ifcomp.files import written_atomically
+
+#: What each column means. Larger is always more surprising, more suspicious; codelengths are in nats.
+DESCRIPTIONS: dict[str, str] = {
+    "index": "position of the example in the data",
+    "prediction": "the model's class (argmax)",
+    "confidence": "probability of that class at inverse temperature beta",
+    "expected_influence": "E[IF], expected Boltzmann influence over the model's own labels; larger = more surprising",
+    "parametric_complexity": "log(1 + alpha/n E[IF]) in nats; larger = more surprising",
+    "surprise": "E[IF] over its mean on training data; 1 = like a training example, larger = more surprising",
+    "label": "the given label",
+    "label_probability": "probability of the given label at inverse temperature beta",
+    "error": "-log p of the given label in nats; larger = more surprising",
+    "influence": "IF of the given label; larger = more surprising",
+    "regret": "log(1 + alpha/n IF) of the given label in nats; larger = more surprising",
+    "stochastic_complexity": "error + parametric complexity in nats; larger = more suspicious label",
+}
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Scores of a data set.
+
+    Attributes:
+        frame: One row an example, in the order of the data.
+        settings: How the scores were made.
+    """
+
+    frame: pd.DataFrame
+    settings: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """Meaning, direction and unit of every column."""
+        return {str(name): DESCRIPTIONS[str(name)] for name in self.frame.columns}
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows; settings and column descriptions are in the file's metadata. Atomic."""
+        table = pa.Table.from_pandas(self.frame, preserve_index=False)
+        fields = [field.with_metadata({"description": DESCRIPTIONS[field.name]}) for field in table.schema]
+        metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(self.settings)).encode()}
+        with written_atomically(path) as scratch:
+            pq.write_table(table.cast(pa.schema(fields, metadata)), scratch)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows as CSV. Atomic."""
+        with written_atomically(path) as scratch:
+            self.frame.to_csv(scratch, index=False)
+
+    def __str__(self) -> str:
+        legend = f"[{len(self)} examples; larger = more surprising; codelengths in nats]"
+        return f"{self.frame.to_string(max_rows=12)}\n{legend}"

@@ -1,0 +1,140 @@
+"""Run data through the model and turn influence into rows: what `IFComp` does for every scoring call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ifcomp import complexity
+from ifcomp.batches import Batch, check_labels
+from ifcomp.curvature.factors import Damping, Factors
+from ifcomp.curvature.labels import all_label_residuals, probabilities
+from ifcomp.errors import DataError, SettingError
+from ifcomp.influence.forms import FormEvaluator
+from ifcomp.influence.probes import probe_cotangents
+from ifcomp.influence.weights import Weights
+from ifcomp.layers.session import Session
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Fitted curvature, inverted with one damping, and the model it belongs to."""
+
+    session: Session
+    factors: Factors
+    weights: Mapping[str, Weights]
+    damping: Damping
+
+    @property
+    def beta(self) -> float:
+        """Inverse temperature."""
+        return self.factors.settings.beta
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A recorded part of a batch: logits [B, K], ``p`` at beta [B, K] in float64, and what evaluates forms."""
+
+    batch: Batch
+    logits: Tensor
+    probability: Tensor
+    evaluator: FormEvaluator
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How codelengths are formed; see `IFComp.score`."""
+
+    seen: bool = True
+    alpha: float = 1.0
+    linearized: bool = False
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if not self.alpha >= 0:
+            raise SettingError(f"alpha must be at least 0, but is {self.alpha}.")
+        if self.probes is not None and not self.seen:
+            raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
+
+
+def pieces(evaluation: Evaluation, batches: Iterable[Batch], cotangents: int) -> Iterator[Piece]:
+    """Record every batch in pieces whose forms, for so many cotangents, fit in memory; inside ``session.attached``."""
+    session = evaluation.session
+    for number, batch in enumerate(batches):
+        for part in session.pieces(batch, cotangents):
+            recording = session.record(part, f"batch {number}")
+            probability = probabilities(recording.logits, evaluation.beta)
+            evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part)
+            yield Piece(part, recording.logits.detach(), probability, evaluator)
+
+
+def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
+    """Every piece with the influence [B, K] of every label."""
+    for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
+        yield piece, piece.evaluator.forms(all_label_residuals(piece.probability))
+
+
+def expected_influences(
+    evaluation: Evaluation, batches: Iterable[Batch], probes: int | None
+) -> Iterator[tuple[Piece, Tensor, Tensor | None]]:
+    """Every piece with E[IF] [B], and the influence [B, K] it comes from unless it is estimated from probes."""
+    if probes is None:
+        for piece, influence in influences(evaluation, batches):
+            yield piece, complexity.expected_influence(piece.probability, influence), influence
+        return
+    for piece in pieces(evaluation, batches, probes):
+        cotangents = probe_cotangents(piece.probability, probes, evaluation.factors.settings.seed)
+        yield piece, piece.evaluator.forms(cotangents).sum(1), None
+
+
+def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions) -> pd.DataFrame:
+    """One row an example with every column of `ScoreTable`; empty without examples."""
+    typical = evaluation.factors.effective_parameters(evaluation.damping)
+    parts: list[dict[str, Tensor]] = []
+    with evaluation.session.attached():
+        for piece, expected, influence in expected_influences(evaluation, batches, options.probes):
+            columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
+            if piece.batch.labels is not None:
+                columns |= _label_columns(piece, columns["parametric_complexity"], influence, evaluation, options)
+            parts.append({name: value.detach().cpu() for name, value in columns.items()})
+    if not parts:
+        return pd.DataFrame()
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise DataError("Some batches have labels and others have none. Give labels for all or for none.")
+    frame = pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
+    frame.insert(0, "index", range(len(frame)))
+    return frame
+
+
+def _input_columns(
+    piece: Piece, expected: Tensor, typical: float, count: int, options: ScoreOptions
+) -> dict[str, Tensor]:
+    top = piece.probability.max(1)
+    return {
+        "prediction": piece.logits.argmax(1),
+        "confidence": top.values,
+        "expected_influence": expected,
+        "parametric_complexity": complexity.parametric_complexity(expected, count, options.alpha, options.linearized),
+        "surprise": expected / typical,
+    }
+
+
+def _label_columns(
+    piece: Piece, parametric: Tensor, influence: Tensor | None, evaluation: Evaluation, options: ScoreOptions
+) -> dict[str, Tensor]:
+    factors = evaluation.factors
+    labels = check_labels(piece.batch.labels, factors.num_classes, piece.batch.size, "score").to(parametric.device)
+    error = complexity.codelength(torch.log_softmax(evaluation.beta * piece.logits.double(), 1), labels)
+    columns = {"label": labels, "label_probability": (-error).exp(), "error": error}
+    regret = None
+    if influence is not None:
+        own = influence.gather(1, labels.unsqueeze(1)).squeeze(1)
+        regret = complexity.regret(own, factors.count, options.alpha, options.linearized)
+        columns |= {"influence": own, "regret": regret}
+    hindsight = None if options.seen else regret
+    return columns | {"stochastic_complexity": complexity.stochastic_complexity(error, parametric, hindsight)}

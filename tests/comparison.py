@@ -1,0 +1,111 @@
+"""The library's factors put into the dense oracle: what every test of influence compares with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cases import Case
+from ifcomp import IFComp
+from ifcomp.layers.block import Block, KroneckerBlock
+from oracles import (
+    Inputs,
+    OracleBlock,
+    block_jacobian,
+    ekfac_influence,
+    ekfac_inverse,
+    example_jacobians,
+    example_logits,
+    expected_second_moments,
+    label_gradients,
+    label_probabilities,
+    logit_kernel,
+)
+
+Accumulate = Callable[[OracleBlock, Block, Tensor], Tensor]
+
+
+def fitted(case: Case, dtype: torch.dtype = torch.float64, size: int = 7, **options: object) -> IFComp:
+    """`IFComp` fitted with the exact Fisher on a few examples of the case."""
+    model = case.make().to(dtype)
+    options = {"fisher": "exact", "damping": 1e-3, **options}
+    return IFComp(model, **options).fit([as_type(case.sample(size, seed=1), dtype)])
+
+
+def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Floating-point inputs in another precision."""
+    if isinstance(inputs, dict):
+        return {name: as_type(value, dtype) for name, value in inputs.items()}
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+def oracle_blocks(case: Case) -> list[OracleBlock]:
+    """What the case says its blocks are, each other parameter a diagonal one."""
+    return [*case.blocks, *(OracleBlock("diagonal", (name,)) for name in case.other)]
+
+
+def library_block(ifc: IFComp, block: OracleBlock) -> Block:
+    """The library's block of the same parameters (and rows)."""
+    assert ifc._session is not None
+    first = block.rows.start if block.rows is not None else 0
+    found = [
+        candidate
+        for candidate in ifc._session.blocks
+        if candidate.parameters == block.parameters and getattr(candidate, "first_row", 0) == first
+    ]
+    assert len(found) == 1, f"{block} is not a block of the library"
+    return found[0]
+
+
+def basis_arguments(ifc: IFComp, block: Block) -> dict[str, object]:
+    """A block's basis as the oracle's keyword arguments."""
+    basis = ifc.factors.blocks[block.name].basis
+    kronecker = isinstance(block, KroneckerBlock)
+    return {
+        "input_basis": None if basis is None else basis.inputs,
+        "output_basis": None if basis is None else basis.outputs,
+        "offsets": block.offsets if kronecker else 1,
+        "has_bias": block.has_bias if kronecker else False,
+    }
+
+
+def oracle_influence(ifc: IFComp, model: nn.Module, blocks: list[OracleBlock], inputs: Inputs, damping: float) -> Tensor:
+    """Influence [B, K] from dense matrices and the library's factors, float64."""
+    model = copy.deepcopy(model).double()
+    inputs = as_type(inputs, torch.float64)
+    probability = label_probabilities(example_logits(model, inputs), ifc.beta)
+    jacobians = example_jacobians(model, inputs)
+    total = torch.zeros_like(probability)
+    for block in blocks:
+        own = library_block(ifc, block)
+        gradients = label_gradients(block_jacobian(jacobians, block), probability)
+        moments = ifc.factors.blocks[own.name].second_moments
+        arguments = basis_arguments(ifc, own)
+        total += ekfac_influence(
+            gradients, arguments.pop("input_basis"), arguments.pop("output_basis"), moments, damping, **arguments
+        )
+    return total
+
+
+def oracle_kernel(ifc: IFComp, model: nn.Module, blocks: list[OracleBlock], inputs: Inputs, damping: float) -> Tensor:
+    """Logit kernel [B, K, K] from dense matrices and the library's factors, float64."""
+    jacobians = example_jacobians(copy.deepcopy(model).double(), as_type(inputs, torch.float64))
+    kernels = []
+    for block in blocks:
+        own = library_block(ifc, block)
+        inverse = ekfac_inverse(ifc.factors.blocks[own.name].second_moments, damping, **basis_arguments(ifc, own))
+        kernels.append(logit_kernel(block_jacobian(jacobians, block), inverse))
+    return torch.stack(kernels).sum(0)
+
+
+def oracle_moments(
+    ifc: IFComp, model: nn.Module, block: OracleBlock, inputs: Inputs, label_weights: Tensor | None = None
+) -> Tensor:
+    """Second moments of a block in the library's basis, for the exact Fisher or given label weights [B, K]."""
+    probability = label_probabilities(example_logits(model, inputs), ifc.beta)
+    gradients = label_gradients(block_jacobian(example_jacobians(model, inputs), block), probability)
+    weights = probability if label_weights is None else label_weights
+    return expected_second_moments(gradients, weights, **basis_arguments(ifc, library_block(ifc, block)))
