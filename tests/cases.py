@@ -543,7 +543,8 @@ EMBEDDING_CASES = [
             seeded(partial(Positions, leading)),
             tokens(5, 4),
             3,
-            (table("token"), table("position"), weight("head")),
+            (table("token"), *([table("position")] if leading else []), weight("head")),
+            () if leading else ("position.weight",),
         )
         for name, leading in (("embedding_positions_leading", True), ("embedding_positions_flat", False))
     ),

@@ -72,7 +72,9 @@ def basis_arguments(ifc: IFComp, block: Block) -> dict[str, object]:
     }
 
 
-def oracle_influence(ifc: IFComp, model: nn.Module, blocks: list[OracleBlock], inputs: Inputs, damping: float) -> Tensor:
+def oracle_influence(
+    ifc: IFComp, model: nn.Module, blocks: list[OracleBlock], inputs: Inputs, damping: float
+) -> Tensor:
     """Influence [B, K] from dense matrices and the library's factors, float64."""
     model = copy.deepcopy(model).double()
     inputs = as_type(inputs, torch.float64)

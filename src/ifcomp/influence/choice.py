@@ -7,7 +7,7 @@ from typing import Literal
 from ifcomp.curvature.rotation import SLAB_ENTRIES
 from ifcomp.layers.block import KroneckerBlock
 
-Kernel = Literal["auto", "direct", "pairs"]
+Kernel = Literal["direct", "pairs"]
 
 #: Multiplications that take as long as moving one number to or from memory outside the cache.
 _PER_MOVE = 24.0

@@ -42,7 +42,6 @@ class FormEvaluator:
         weights: Mapping[str, Weights],
         recording: Recording,
         batch: Batch,
-        kernel: Kernel = "auto",
     ) -> None:
         """Bind a recording to the inverse curvature.
 
@@ -52,10 +51,9 @@ class FormEvaluator:
             weights: Inverse curvature by block.
             recording: The forward pass.
             batch: What was recorded.
-            kernel: Force *direct* or *pairs* for all Kronecker blocks.
         """
         self._session, self._factors, self._weights = session, factors, weights
-        self._recording, self._batch, self._kernel = recording, batch, kernel
+        self._recording, self._batch = recording, batch
         self._pairs: dict[str, Tensor] = {}
 
     def forms(self, cotangents: Tensor) -> Tensor:
@@ -123,8 +121,6 @@ class FormEvaluator:
         return whitened @ whitened.transpose(-1, -2)
 
     def _choice(self, block: KroneckerBlock, condition: float, cotangents: int) -> Kernel:
-        if self._kernel != "auto":
-            return self._kernel
         return choose_kernel(block, self._recording.positions(block), cotangents, condition)
 
     def _pair_matrix(self, block: KroneckerBlock, values: Tensor) -> Tensor:

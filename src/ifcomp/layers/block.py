@@ -109,7 +109,7 @@ class KroneckerBlock(RecordedBlock):
         offsets: Kernel offsets that share one input basis; 1 unless SUA.
         has_weight: Whether the weight is among the parameters.
         has_bias: Whether the bias is among them; it is then the last input.
-        first_row: Where the block begins on the first axis of its parameters (packed projections).
+        first_row: Where the block begins on the first axis of packed parameters.
     """
 
     groups: int
@@ -139,10 +139,11 @@ class KroneckerBlock(RecordedBlock):
         """Output gradients [N, features...] to [N, G, O, T]."""
 
     def gradient_matrix(self, gradients: dict[str, Tensor]) -> Tensor:
-        """Gradients of the block's parameters as one matrix [G, O, J]."""
-        last = self.first_row + self.groups * self.rows
-        parts = [gradients[name][self.first_row : last].reshape(self.groups, self.rows, -1) for name in self.parameters]
-        return torch.cat(parts, -1)
+        """Gradients of the block's parameters as one matrix [G, O, J]; of packed ones only the block's own rows."""
+        own = slice(self.first_row, self.first_row + self.groups * self.rows)
+        parts = [gradients[name] for name in self.parameters]
+        parts = [part if len(part) == self.groups * self.rows else part[own] for part in parts]
+        return torch.cat([part.reshape(self.groups, self.rows, -1) for part in parts], -1)
 
     def channel_rows(self, rows: Tensor) -> Tensor:
         """Layer inputs [N, G*C, ...] as the channels of every input position, [N, G, C, S]: what SUA rotates."""

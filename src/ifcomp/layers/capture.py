@@ -87,7 +87,10 @@ class Recording:
                 rows = rotate(block.channel_rows(rows)).reshape(rows.shape)
             parts.append(_positions_last(block.positions(rows), self.batch))
         columns = _concatenate(parts)
-        return torch.cat([columns, columns.new_ones(()).expand_as(columns[:, :, :1])], 2) if block.has_bias else columns
+        if not block.has_bias:
+            return columns
+        ones = columns.new_ones(columns.shape[0], columns.shape[1], 1, columns.shape[3])
+        return torch.cat([columns, ones], 2)
 
     def positions(self, block: KroneckerBlock) -> int:
         """T, the shared positions of a block over all its uses."""

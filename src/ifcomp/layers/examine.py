@@ -73,7 +73,7 @@ def _check_independence(model: nn.Module, batch: Batch, logits: Tensor) -> None:
             "The logits of an example depend on the other examples of its batch, so examples have no gradients of "
             "their own. "
             "Usual causes: BatchNorm with track_running_stats=False, or an axis other than the first as the batch. "
-            f"Difference in the first batch: {float((alone - logits[-1]).abs().max()):.3g}."
+            f"Difference in the first batch: {float((alone - logits[-1]).detach().abs().max()):.3g}."
         )
 
 

@@ -4,12 +4,14 @@ scales).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.batches import Batch, run_model
 
@@ -32,10 +34,12 @@ def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotang
     """
     parameters = {name: model.get_parameter(name).detach() for name in names}
     try:
-        found = _by_vmap(model, parameters, batch, cotangents)
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule,
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # and others a slow one
+            found = _by_vmap(model, parameters, batch, cotangents)
     except (RuntimeError, NotImplementedError):
         found = _one_by_one(model, parameters, batch, cotangents)
-    return {name: gradient.flatten(2) for name, gradient in found.items()}
+    return {name: gradient.detach().flatten(2) for name, gradient in found.items()}
 
 
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
