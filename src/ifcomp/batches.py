@@ -56,8 +56,9 @@ class Batch:
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            value = value.to(device, non_blocking=True)
-            return value.clone() if value.is_inference() else value
+            with torch.inference_mode(False):
+                value = value.to(device, non_blocking=True)
+                return value.clone() if value.is_inference() else value
 
         return Batch(
             tuple(map(move, self.args)),

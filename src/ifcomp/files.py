@@ -37,6 +37,10 @@ def written_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.umask(umask)
         scratch.chmod(0o666 & ~umask)
         os.replace(scratch, target)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot write '{target}': {error.strerror or error}. What was there before is unchanged."
+        ) from error
     finally:
         with suppress(FileNotFoundError):
             scratch.unlink()

@@ -63,7 +63,7 @@ class ScoreOptions:
 
 
 def pieces(evaluation: Evaluation, batches: Iterable[Batch], cotangents: int) -> Iterator[Piece]:
-    """Record every batch in pieces whose forms, for so many cotangents, fit in memory; inside ``session.attached``."""
+    """Record every batch in pieces that fit in memory; inside ``session.attached``."""
     session = evaluation.session
     for number, batch in enumerate(batches):
         for part in session.pieces(batch, cotangents):

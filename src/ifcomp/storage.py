@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -43,7 +44,10 @@ class Stored:
 
 def fingerprint(model: nn.Module) -> dict[str, str]:
     """A digest of the type, shape and bytes of every parameter and buffer, by name."""
-    return {name: _digest(value) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    tensors = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    return {name: _digest(value) for name, value in tensors}
 
 
 def _digest(value: Tensor) -> str:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ifcomp.errors import MergeError, SettingError
 
+#: How many times the precision rounding may leave, relative to the largest, of a gradient that should be zero.
+_ROUNDINGS = 256
+
 FisherKind = Literal["sampled", "exact", "empirical"]
 
 
@@ -162,9 +165,8 @@ class Factors:
         """
         total = 0.0
         for name, block in self.blocks.items():
-            moments = block.second_moments.double()
-            damped = moments + self.damping_of(name, damping)
-            total += float((moments / damped.where(damped > 0, 1.0)).sum())
+            inverse = inverse_curvature(block.second_moments, self.damping_of(name, damping))
+            total += float((block.second_moments.double() * inverse).sum())
         return total
 
     def merge(self, other: Factors) -> Factors:
@@ -194,6 +196,20 @@ class Factors:
             moments = mine.second_moments * (self.count / total) + theirs.second_moments * (other.count / total)
             merged[name] = replace(mine, second_moments=moments)
         return replace(self, blocks=merged, count=total)
+
+
+def inverse_curvature(second_moments: Tensor, damping: float) -> Tensor:
+    """``1 / (Lambda + delta)`` in float64.
+
+    Without damping it is the pseudo-inverse: 0 where the second moment is no more than rounding leaves in a direction
+    without curvature.
+    """
+    moments = second_moments.double()
+    if damping > 0 or not moments.numel():
+        return (moments + damping).reciprocal()
+    rounding = _ROUNDINGS * torch.finfo(second_moments.dtype).eps
+    curved = moments > rounding**2 * moments.max()
+    return moments.reciprocal().where(curved, 0.0)
 
 
 def check_damping(damping: Damping) -> Damping:

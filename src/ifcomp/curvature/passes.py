@@ -10,10 +10,10 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import fisher_cotangents
-from ifcomp.curvature.rotation import rotated_columns, rotated_slabs, stacked_rows
+from ifcomp.curvature.rotation import apply_basis, rotated_columns, rotated_slabs
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
-from ifcomp.layers.session import Session
+from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
 
 
 def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSettings) -> Covariances:
@@ -55,10 +55,8 @@ def fit_second_moments(
     with session.attached():
         for recording, cotangents, batch in _recorded(session, batches, settings, pass_index=1):
             count += recording.batch
-            gradients = [recording.backward(cotangent) for cotangent in cotangents]
-            for block in session.recorded:
-                if recording.used(block):
-                    _add_squares(sums[block.name], recording, block, basis.get(block.name), gradients)
+            for chunk in cotangents.split(COTANGENTS_AT_ONCE):
+                _add_squares(sums, session, recording, basis, chunk)
             for name, found in session.other_gradients(batch, cotangents).items():
                 sums[name] += found.square_().sum((0, 1))
     blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
@@ -106,37 +104,43 @@ def _output_products(recording: Recording, block: RecordedBlock, gradients: Grad
 
 
 def _add_squares(
-    total: Tensor, recording: Recording, block: RecordedBlock, basis: Basis | None, gradients: list[Gradients]
+    sums: Mapping[str, Tensor], session: Session, recording: Recording, basis: Mapping[str, Basis], cotangents: Tensor
 ) -> None:
-    """Add the squared rotated gradients of all examples and cotangents to ``total``."""
-    if isinstance(block, NormBlock):
-        for gradient in gradients:
-            total += recording.scale_and_shift(block, gradient).square_().sum(0)
-        return
-    assert basis is not None
-    if isinstance(block, IndexedBlock):
-        _add_indexed_squares(total, recording, block, basis, gradients)
-        return
-    assert isinstance(block, KroneckerBlock)
+    """Add the squared rotated gradients of all examples and cotangents to the sums of their blocks."""
+    rows: dict[KroneckerBlock, list[Tensor]] = {}
+    for cotangent in cotangents:
+        gradients = recording.backward(cotangent)
+        for block in filter(recording.used, session.recorded):
+            if isinstance(block, KroneckerBlock):
+                rows.setdefault(block, []).append(recording.rows(block, gradients))
+            elif isinstance(block, IndexedBlock):
+                values = recording.looked_up(block, gradients)
+                _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
+            elif isinstance(block, NormBlock):
+                sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
+    for block in list(rows):
+        _add_kronecker_squares(sums[block.name], recording, block, basis[block.name], rows.pop(block))
+
+
+def _add_kronecker_squares(
+    total: Tensor, recording: Recording, block: KroneckerBlock, basis: Basis, rows: list[Tensor]
+) -> None:
     if recording.positions(block) == 1:  # an outer product: its squares are the outer product of squares
         inputs = rotated_columns(recording, block, basis).square()[..., 0]
-        outputs = stacked_rows(recording, block, gradients, basis.outputs).square_().sum(2)[..., 0]
+        outputs = torch.stack([apply_basis(basis.outputs, row).square_()[..., 0] for row in rows]).sum(0)
         total += torch.einsum("bgo,bgj->goj", outputs, inputs)
         return
-    for slab in rotated_slabs(recording, block, basis, gradients):
+    for slab in rotated_slabs(recording, block, basis, rows):
         total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
 
 
-def _add_indexed_squares(
-    total: Tensor, recording: Recording, block: IndexedBlock, basis: Basis, gradients: list[Gradients]
-) -> None:
-    indices = recording.indices(block)
-    for gradient in gradients:
-        values, owners = gather_indexed(indices, recording.looked_up(block, gradient) @ basis.outputs[0])
-        total[0].index_add_(1, owners.flatten(), values.square_().flatten(0, 1).T)
+def _add_indexed_squares(total: Tensor, indices: Tensor, basis: Basis, values: Tensor) -> None:
+    """The same for one cotangent of an embedding, ``total`` being [1, D, V]."""
+    sums = sum_equal_indices(indices, values @ basis.outputs[0])
+    total[0].index_add_(1, indices.flatten(), sums.square_().flatten(0, 1).T)
 
 
-def gather_indexed(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def sum_equal_indices(indices: Tensor, values: Tensor) -> Tensor:
     """Sum an example's values over equal indices.
 
     Args:
@@ -144,9 +148,8 @@ def gather_indexed(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         values: [B, T, D].
 
     Returns:
-        Sums [B, T, D], each at the first position of its index and zero at the others, and the indices [B, T].
+        Sums [B, T, D], each at the first position of its index and zero at the others.
     """
     same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
     first = same.to(torch.uint8).argmax(2, keepdim=True)
-    sums = torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)
-    return sums, indices
+    return torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)

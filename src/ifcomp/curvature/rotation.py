@@ -7,7 +7,7 @@ the rule down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
-from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.capture import Recording
 
 #: Entries of one slab of gradients: small enough to stay in a core's second-level cache while it is squared and summed.
 SLAB_ENTRIES = 1 << 18
@@ -57,14 +57,14 @@ class Slab:
 
 
 def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> RotationPlan:
-    """Choose by counting multiplications; rows are only split where one label's gradient outgrows a slab."""
+    """Choose by counting multiplications; rows are only split where one example's gradients outgrow a slab."""
     outputs, columns = block.rows, block.columns
-    per_label = block.groups * outputs * columns
-    rows = outputs if per_label <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
+    per_example = cotangents * block.groups * outputs * columns
+    rows = outputs if per_example <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (per_example // outputs))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
         outputs_first=rows < outputs or positions <= columns,
-        examples=max(1, SLAB_ENTRIES // (per_label * cotangents)),
+        examples=max(1, SLAB_ENTRIES // per_example),
         rows=rows,
     )
 
@@ -91,30 +91,27 @@ def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis) -
     return apply_basis(inputs, recording.columns(block))
 
 
-def stacked_rows(
-    recording: Recording, block: KroneckerBlock, gradients: list[Gradients], basis: Tensor | None
-) -> Tensor:
-    """Output gradients of all cotangents [B, G, C, O, T], rotated if a basis is given."""
-    rows = [recording.rows(block, gradient) for gradient in gradients]
-    if basis is not None:
-        rows = [apply_basis(basis, row) for row in rows]
-    return torch.stack(rows, 2)
+def rotated_slabs(recording: Recording, block: KroneckerBlock, basis: Basis, rows: Sequence[Tensor]) -> Iterator[Slab]:
+    """All per-example gradients of a block in the eigenbasis ``Q_S^T (sum_t b_t a_t^T) Q_A``, slab by slab.
 
-
-def rotated_slabs(
-    recording: Recording, block: KroneckerBlock, basis: Basis, gradients: list[Gradients]
-) -> Iterator[Slab]:
-    """All per-example gradients of a block in the eigenbasis ``Q_S^T (sum_t b_t a_t^T) Q_A``, slab by slab."""
-    plan = plan_rotation(block, recording.positions(block), len(gradients))
+    Args:
+        recording: The forward pass, for the inputs a.
+        block: The block.
+        basis: Its eigenbasis.
+        rows: Output gradients b, one [B, G, O, T] for each cotangent.
+    """
+    plan = plan_rotation(block, recording.positions(block), len(rows))
     columns = rotated_columns(recording, block, basis) if plan.inputs_first else recording.columns(block)
-    rows = stacked_rows(recording, block, gradients, basis.outputs if plan.outputs_first else None)
+    if plan.outputs_first:
+        rows = [apply_basis(basis.outputs, row) for row in rows]
+    stacked = torch.stack(list(rows), 2)  # [B, G, C, O, T]
     transposed = columns.transpose(-1, -2)  # [B, G, T, J]
     for first in range(0, recording.batch, plan.examples):
         examples = slice(first, first + plan.examples)
         for top in range(0, block.rows, plan.rows):
             kept = slice(top, min(top + plan.rows, block.rows))
-            part = rows[examples, :, :, kept].flatten(2, 3)
-            formed = (part @ transposed[examples]).unflatten(2, (len(gradients), -1))
+            part = stacked[examples, :, :, kept].flatten(2, 3)
+            formed = (part @ transposed[examples]).unflatten(2, (len(rows), -1))
             if not plan.inputs_first:
                 assert basis.inputs is not None
                 formed = formed @ basis.inputs.unsqueeze(1)

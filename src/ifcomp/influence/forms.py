@@ -7,29 +7,20 @@ over the logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
+from ifcomp.curvature.passes import sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
-from ifcomp.influence.kernels import (
-    direct_forms,
-    direct_products,
-    indexed_whitened,
-    pair_forms,
-    pair_matrix,
-    pair_products,
-)
+from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
-from ifcomp.layers.session import Session
-
-#: Cotangents whose output gradients are held at once.
-COTANGENTS_AT_ONCE = 16
+from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
 
 
 class FormEvaluator:
@@ -55,6 +46,7 @@ class FormEvaluator:
         self._session, self._factors, self._weights = session, factors, weights
         self._recording, self._batch = recording, batch
         self._pairs: dict[str, Tensor] = {}
+        self._root_cache: dict[str, Tensor] = {}
 
     def forms(self, cotangents: Tensor) -> Tensor:
         """``v^T M v`` for cotangents [C, B, K], as [B, C] in float64."""
@@ -63,68 +55,77 @@ class FormEvaluator:
 
     def products(self, cotangents: Tensor) -> Tensor:
         """``v_c^T M v_d`` for cotangents [C, B, K], as [B, C, C] in float64. All C are held at once."""
-        gradients = [self._recording.backward(cotangent) for cotangent in cotangents]
-        size = len(cotangents)
-        total = torch.zeros(self._batch.size, size, size, dtype=torch.float64, device=self._session.device)
-        for block in self._session.recorded:
-            if self._recording.used(block):
-                weights = self._weights[block.name]
-                total += self._block_products(block, weights.values, gradients).double() * weights.scale
-        for name, found in self._session.other_gradients(self._batch, cotangents).items():
-            weights = self._weights[name]
-            whitened = (found * weights.values.sqrt()).transpose(0, 1)
-            total += (whitened @ whitened.transpose(-1, -2)).double() * weights.scale
+        total = self._zeros(self._batch.size, len(cotangents), len(cotangents))
+        rows, whitened = self._gather(cotangents)
+        for block, own in rows:
+            weights, basis = self._weights[block.name], self._basis(block)
+            if self._choice(block, len(cotangents)) == "pairs":
+                found = pair_products(block, basis, self._pair_matrix(block), own)
+            else:
+                found = direct_products(self._recording, block, basis, weights.values, own)
+            total += found.double() * weights.scale
+        for name, vectors in whitened.items():
+            stacked = torch.stack(vectors, 1)
+            total += (stacked @ stacked.transpose(-1, -2)).double() * self._weights[name].scale
         return total
 
     def _chunk_forms(self, cotangents: Tensor, total_cotangents: int) -> Tensor:
-        gradients = [self._recording.backward(cotangent) for cotangent in cotangents]
-        size = self._batch.size
-        total = torch.zeros(size, len(cotangents), dtype=torch.float64, device=self._session.device)
-        for block in self._session.recorded:
-            if self._recording.used(block):
-                weights = self._weights[block.name]
-                total += self._block_forms(block, weights, gradients, total_cotangents).double() * weights.scale
-        for name, found in self._session.other_gradients(self._batch, cotangents).items():
-            weights = self._weights[name]
-            total += (found.square_() @ weights.values).T.double() * weights.scale
+        total = self._zeros(self._batch.size, len(cotangents))
+        rows, whitened = self._gather(cotangents)
+        for block, own in rows:
+            weights, basis = self._weights[block.name], self._basis(block)
+            if self._choice(block, total_cotangents) == "pairs":
+                found = pair_forms(basis, self._pair_matrix(block), own)
+            else:
+                found = direct_forms(self._recording, block, basis, weights.values, own)
+            total += found.double() * weights.scale
+        for name, vectors in whitened.items():
+            found = torch.stack([vector.square_().sum(1) for vector in vectors], 1)
+            total += found.double() * self._weights[name].scale
         return total
 
-    def _block_forms(
-        self, block: RecordedBlock, weights: Weights, gradients: list[Gradients], total_cotangents: int
-    ) -> Tensor:
-        recording, values = self._recording, weights.values
-        if isinstance(block, NormBlock):
-            rows = [recording.scale_and_shift(block, gradient).square_() @ values for gradient in gradients]
-            return torch.stack(rows, 1)
-        basis = self._basis(block)
-        if isinstance(block, IndexedBlock):
-            whitened = indexed_whitened(recording, block, basis, values, gradients)
-            return torch.stack([part.square_().sum((1, 2)) for part in whitened], 1)
-        assert isinstance(block, KroneckerBlock)
-        if self._choice(block, weights.condition, total_cotangents) == "pairs":
-            return pair_forms(recording, block, basis, self._pair_matrix(block, values), gradients)
-        return direct_forms(recording, block, basis, values, gradients)
-
-    def _block_products(self, block: RecordedBlock, values: Tensor, gradients: list[Gradients]) -> Tensor:
+    def _gather(
+        self, cotangents: Tensor
+    ) -> tuple[Iterator[tuple[KroneckerBlock, list[Tensor]]], dict[str, list[Tensor]]]:
+        """Run all backwards: output gradients of Kronecker blocks, handed out once each; all else whitened [B, P]."""
         recording = self._recording
-        if isinstance(block, KroneckerBlock):
-            basis = self._basis(block)
-            if self._choice(block, self._weights[block.name].condition, len(gradients)) == "pairs":
-                return pair_products(recording, block, basis, self._pair_matrix(block, values), gradients)
-            return direct_products(recording, block, basis, values, gradients)
-        if isinstance(block, IndexedBlock):
-            parts = list(indexed_whitened(recording, block, self._basis(block), values, gradients))
-        else:
-            assert isinstance(block, NormBlock)
-            parts = [recording.scale_and_shift(block, gradient) * values.sqrt() for gradient in gradients]
-        whitened = torch.stack(parts, 1).flatten(2)
-        return whitened @ whitened.transpose(-1, -2)
+        rows: dict[KroneckerBlock, list[Tensor]] = {}
+        whitened: dict[str, list[Tensor]] = {}
+        for cotangent in cotangents:
+            gradients = recording.backward(cotangent)
+            for block in filter(recording.used, self._session.recorded):
+                if isinstance(block, KroneckerBlock):
+                    rows.setdefault(block, []).append(recording.rows(block, gradients))
+                else:
+                    whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
+        for name, found in self._session.other_gradients(self._batch, cotangents).items():
+            whitened[name] = list(found * self._roots(name))
+        return ((block, rows.pop(block)) for block in list(rows)), whitened
 
-    def _choice(self, block: KroneckerBlock, condition: float, cotangents: int) -> Kernel:
+    def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
+        """Gradient times the root of the inverse curvature, [B, ...], of an embedding or a normalisation."""
+        if isinstance(block, IndexedBlock):  # only rows that were looked up have a gradient
+            indices = self._recording.indices(block)
+            found = self._recording.looked_up(block, gradients) @ self._basis(block).outputs[0]
+            return (sum_equal_indices(indices, found) * self._roots(block.name)[0].T[indices]).flatten(1)
+        assert isinstance(block, NormBlock)
+        return self._recording.scale_and_shift(block, gradients) * self._roots(block.name)
+
+    def _roots(self, name: str) -> Tensor:
+        if name not in self._root_cache:
+            self._root_cache[name] = self._weights[name].values.sqrt()
+        return self._root_cache[name]
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self._session.device)
+
+    def _choice(self, block: KroneckerBlock, cotangents: int) -> Kernel:
+        condition = self._weights[block.name].condition
         return choose_kernel(block, self._recording.positions(block), cotangents, condition)
 
-    def _pair_matrix(self, block: KroneckerBlock, values: Tensor) -> Tensor:
+    def _pair_matrix(self, block: KroneckerBlock) -> Tensor:
         if block.name not in self._pairs:
+            values = self._weights[block.name].values
             self._pairs[block.name] = pair_matrix(self._recording, block, self._basis(block), values)
         return self._pairs[block.name]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ifcomp.curvature.factors import Damping, Factors
+from ifcomp.curvature.factors import Damping, Factors, inverse_curvature
 
 #: Largest entry of scaled weights: room above for squared gradients, room below for well-curved directions.
 _LARGEST = 1e12
@@ -30,16 +29,14 @@ class Weights:
 
 
 def invert(factors: Factors, damping: Damping) -> dict[str, Weights]:
-    """Weights of every block. Directions without any curvature, where damping is 0, get weight 0 (a pseudo-inverse)."""
+    """Weights of every block; without damping those of the pseudo-inverse."""
     return {
         name: _invert(block.second_moments, factors.damping_of(name, damping)) for name, block in factors.blocks.items()
     }
 
 
 def _invert(second_moments: Tensor, damping: float) -> Weights:
-    curvature = second_moments.double() + damping
-    resolved = curvature > torch.finfo(second_moments.dtype).tiny * 2.0**-60 if damping == 0 else curvature > 0
-    weights = curvature.reciprocal().where(resolved, 0.0)
+    weights = inverse_curvature(second_moments, damping)
     largest = float(weights.max()) if weights.numel() else 0.0
     scale = max(largest / _LARGEST, 1.0)
     condition = largest * float(second_moments.double().mean())

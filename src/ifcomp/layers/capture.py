@@ -191,11 +191,9 @@ class Tape:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Eval mode, grad mode and all hooks for the length of the context; then the model is as it was."""
+        """Eval mode and all hooks for the length of the context; then the model is as it was."""
         with ExitStack() as undo:
             undo.enter_context(evaluating(self.model))
-            undo.enter_context(torch.inference_mode(False))
-            undo.enter_context(torch.enable_grad())
             for site in self.sites:
                 if site.forward is None:
                     hook = site.module.register_forward_hook(self._hook(site), prepend=True, with_kwargs=True)
@@ -210,7 +208,8 @@ class Tape:
         recording = Recording(batch.size, self.layouts, self.dtype)
         self._recording = recording
         try:
-            recording.logits = run_model(self.model, batch, where)
+            with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
+                recording.logits = run_model(self.model, batch, where)
         finally:
             self._recording = None
         return recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -70,14 +70,12 @@ class Inventory:
     Attributes:
         sites: Modules to watch, with their blocks.
         others: Parameters that need per-example gradients of their own.
-        left_out: Parameter name to the reason why it is in no block.
-        sizes: Parameter name to its number of elements, for every parameter of the model.
+        left_out: What is in no block, and why.
     """
 
     sites: tuple[Site, ...]
     others: tuple[OtherBlock, ...]
-    left_out: Mapping[str, str]
-    sizes: Mapping[str, int] = field(repr=False)
+    left_out: tuple[CoverageRow, ...]
 
     @property
     def recorded(self) -> tuple[RecordedBlock, ...]:
@@ -93,8 +91,7 @@ class Inventory:
     def coverage(self) -> Coverage:
         """The table of what is covered."""
         rows = [CoverageRow(block.name, block.kind, treatment(block), block.size, True) for block in self.blocks]
-        rows += [CoverageRow(name, "-", reason, self.sizes[name], False) for name, reason in self.left_out.items()]
-        return Coverage(tuple(rows))
+        return Coverage((*rows, *self.left_out))
 
 
 def treatment(block: Block) -> str:
@@ -147,10 +144,16 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
         for name, parameter in _unique(trainable).items()
         if name not in claimed and name not in offenders
     )
-    left_out = {name: "frozen" for name, parameter in owned if not parameter.requires_grad}
-    left_out |= {name: f"skipped: {reason}" for name, reason in offenders.items()}
-    sizes = {name: parameter.numel() for name, parameter in owned}
-    inventory = Inventory(tuple(sites), others, left_out, sizes)
+    left_out = [
+        CoverageRow(name, "parameter", "frozen", parameter.numel(), False)
+        for name, parameter in _unique(dict(owned)).items()
+        if not parameter.requires_grad
+    ]
+    left_out += [
+        CoverageRow(name, "parameter", f"skipped: {reason}", trainable[name].numel(), False)
+        for name, reason in offenders.items()
+    ]
+    inventory = Inventory(tuple(sites), others, tuple(left_out))
     return inventory if selection.layers is None else _restrict(inventory, selection.layers)
 
 
@@ -243,13 +246,13 @@ def _restrict(inventory: Inventory, layers: str | tuple[str, ...]) -> Inventory:
         Site(site.module, tuple(block for block in site.blocks if block.name in keep), site.forward)
         for site in inventory.sites
     ]
-    left_out = dict(inventory.left_out)
-    for block in inventory.blocks:
-        if block.name not in keep:
-            left_out |= dict.fromkeys(block.parameters, "not in layers=")
+    left_out = [
+        CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
+        for block in inventory.blocks
+        if block.name not in keep
+    ]
     return Inventory(
         tuple(site for site in sites if site.blocks),
         tuple(block for block in inventory.others if block.name in keep),
-        left_out,
-        inventory.sizes,
+        (*inventory.left_out, *left_out),
     )

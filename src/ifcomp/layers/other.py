@@ -32,14 +32,18 @@ def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotang
     Returns:
         For every name its gradients [C, B, P], flattened.
     """
-    parameters = {name: model.get_parameter(name).detach() for name in names}
+    with torch.inference_mode(False), torch.enable_grad():
+        found = _gradients(model, {name: model.get_parameter(name).detach() for name in names}, batch, cotangents)
+    return {name: gradient.detach().flatten(2) for name, gradient in found.items()}
+
+
+def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule,
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # and others a slow one
-            found = _by_vmap(model, parameters, batch, cotangents)
+            return _by_vmap(model, parameters, batch, cotangents)
     except (RuntimeError, NotImplementedError):
-        found = _one_by_one(model, parameters, batch, cotangents)
-    return {name: gradient.detach().flatten(2) for name, gradient in found.items()}
+        return _one_by_one(model, parameters, batch, cotangents)
 
 
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:

@@ -9,17 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.batches import Batch, check_inputs, check_labels
-from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, RecordedBlock
+from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording, Tape
 from ifcomp.layers.examine import examine
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.other import other_gradients
 
-#: What one piece of a batch may hold in canonical forms, in bytes.
-PIECE_BYTES = 256 * 2**20
+#: What one piece of a batch may hold, in bytes.
+PIECE_BYTES = 512 * 2**20
 
 #: More examples in a piece gain nothing.
-_MOST_EXAMPLES = 256
+_MOST_EXAMPLES = 64
+
+#: Output gradients of so many cotangents are held at once: enough for large matrix products.
+COTANGENTS_AT_ONCE = 16
+
+#: Numbers that a recording holds for each number of a layer's output: the graph's activations and one layer's patches.
+_ENTRIES_PER_OUTPUT = 4
 
 
 class Session:
@@ -46,12 +52,13 @@ class Session:
         with self.attached():
             recording = self.record(first_batch.select(slice(0, 1)), "first batch")
         self.num_classes = recording.logits.shape[1]
-        self._example_entries = sum(
-            use.shape.numel() + use.value.numel() * (block.offsets if isinstance(block, KroneckerBlock) else 1)
-            for block in self.recorded
-            for use in recording.uses.get(block.name, [])
-        )
-        self._output_entries = sum(use.shape.numel() for uses in recording.uses.values() for use in uses)
+        outputs = {
+            block: sum(use.shape.numel() for use in recording.uses.get(block.name, [])) for block in self.recorded
+        }
+        self._entries_per_cotangent = sum(
+            size for block, size in outputs.items() if not isinstance(block, NormBlock)
+        ) + sum(block.size for block in self.inventory.others)
+        self._entries_per_example = sum(outputs.values()) * _ENTRIES_PER_OUTPUT
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -92,11 +99,10 @@ class Session:
         return {name: gradient.to(self.dtype) for name, gradient in found.items()}
 
     def pieces(self, batch: Batch, cotangents: int) -> Iterator[Batch]:
-        """Split a batch so that the canonical forms of a piece, for so many cotangents at once, fit in memory."""
-        others = sum(block.size for block in self.inventory.others)
-        entries = self._example_entries + cotangents * (self._output_entries + others)
-        size = torch.finfo(self.dtype).bits // 8 * max(entries, 1)
-        return batch.split(max(1, min(_MOST_EXAMPLES, PIECE_BYTES // size)))
+        """Split a batch so that the recording of a piece, with the cotangents held at once, fits in memory."""
+        entries = self._entries_per_example + min(cotangents, COTANGENTS_AT_ONCE) * self._entries_per_cotangent
+        budget = PIECE_BYTES * 8 // torch.finfo(self.dtype).bits
+        return batch.split(max(1, min(_MOST_EXAMPLES, budget // max(entries, 1))))
 
     def check_labels(self, batch: Batch, num_classes: int, where: str, needed: bool) -> Tensor | None:
         """Labels as integers; None where there are none, or none that could be labels, and they are not needed."""

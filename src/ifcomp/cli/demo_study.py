@@ -1,0 +1,382 @@
+"""What the demo does: train a network on digits with some wrong labels, then ask `IFComp` three questions about it.
+
+Every function returns plain data; `demo_tables` shows it. Settings are chosen on validation digits, altered in other
+ways than the test digits, and results are measured on test digits only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifcomp import IFComp, Relative
+from ifcomp.cli.demo_data import (
+    TEST_SHIFTS,
+    TEST_STRANGERS,
+    VALIDATION_SHIFTS,
+    VALIDATION_STRANGERS,
+    Alteration,
+    Data,
+    Digits,
+    load_data,
+)
+from ifcomp.tasks.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood
+
+#: Wrong labels are learnt late, so training with them stops early; without them the validation NLL falls for longer.
+EPOCHS = 20
+EPOCHS_CLEANED = 40
+BATCH_SIZE = 50
+LEARNING_RATE = 3e-3
+
+SUSPECTS_SHOWN = 5
+
+#: Candidates, of which validation digits choose.
+DAMPINGS = (1e-4, 1e-2, 0.1, 1.0)
+ALPHAS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+INVERSE_TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A training example with a suspicious label; ``pixels`` are 8 rows of 8 values in 0 ... 16."""
+
+    index: int
+    given: int
+    predicted: int
+    complexity: float
+    flipped: bool
+    pixels: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well a score ranks flipped labels first.
+
+    Attributes:
+        found: Flipped labels among the first k, where k is the number of flipped labels.
+        auroc: Probability that a flipped label ranks before another.
+    """
+
+    found: float
+    auroc: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Which training labels are wrong."""
+
+    examples: int
+    flipped: int
+    complexity: Ranking
+    loss: Ranking
+    chance: Ranking
+    suspects: list[Suspect]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The network trained with flipped labels, and the one trained again without the suspicious examples.
+
+    Attributes:
+        parameters: Of each network.
+        covered: Parameters that the curvature covers.
+        memorised: Share of the flipped labels that the first network predicts.
+        accuracy: Of the first network on test digits.
+        accuracy_cleaned: Of the second.
+    """
+
+    parameters: int
+    covered: int
+    memorised: float
+    accuracy: float
+    accuracy_cleaned: float
+
+
+@dataclass(frozen=True)
+class Detection:
+    """AUROC of strangers against clean test digits."""
+
+    name: str
+    complexity: float
+    max_softmax: float
+
+
+@dataclass(frozen=True)
+class Damping:
+    """A relative damping and the mean AUROC that it reaches on validation data."""
+
+    relative: float
+    validation_auroc: float
+
+
+@dataclass(frozen=True)
+class OutOfDistribution:
+    """Which inputs are new."""
+
+    damping: Damping
+    candidates: list[Damping]
+    chosen_on: list[str]
+    rows: list[Detection]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good probabilities are."""
+
+    ece: float
+    nll: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Quality on one kind of test digits: softmax, softmax at a fitted temperature, and pNML."""
+
+    name: str
+    softmax: Quality
+    temperature: Quality
+    pnml: Quality
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """An alpha and the NLL that it reaches on validation data; 0 is the softmax."""
+
+    alpha: float
+    validation_nll: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How far to trust a prediction; the inverse temperature is what softmax is compared at."""
+
+    alpha: Alpha
+    candidates: list[Alpha]
+    inverse_temperature: float
+    chosen_on: list[str]
+    rows: list[Shifted]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Everything that the demo found."""
+
+    seed: int
+    training_examples: int
+    validation_examples: int
+    test_examples: int
+    networks: Networks
+    audit: Audit
+    out_of_distribution: OutOfDistribution
+    calibration: Calibration
+    seconds: float
+
+
+def run(seed: int, announce: Callable[[str], None]) -> Demo:
+    """The whole demo; ``announce`` is told what is being done."""
+    started = time.perf_counter()
+    data = load_data(seed)
+    announce("Training a small network on digits of which 5 % are mislabelled")
+    network = train(data.training, EPOCHS, seed)
+    announce("Fitting its curvature, and auditing the labels")
+    ifc = fit(network, data.training, seed)
+    complexity = ifc.stochastic_complexity(data.training.images, data.training.labels)
+    audit = audit_labels(network, data, complexity)
+    announce("Training and fitting again without the most suspicious examples")
+    kept = complexity.argsort()[: -audit.flipped].sort().values
+    cleaned = Digits(data.training.images[kept], data.training.labels[kept])
+    better = train(cleaned, EPOCHS_CLEANED, seed)
+    ifc_cleaned = fit(better, cleaned, seed)
+    networks = compare_networks(network, better, data, ifc_cleaned)
+    announce("Looking for inputs from elsewhere")
+    out_of_distribution = detect_strangers(better, ifc_cleaned, data, seed)
+    announce("Calibrating predictions")
+    calibration = calibrate(better, ifc_cleaned, data, seed)
+    sizes = (len(data.training), len(data.validation), len(data.test))
+    seconds = time.perf_counter() - started
+    return Demo(seed, *sizes, networks, audit, out_of_distribution, calibration, seconds)
+
+
+# Training ----------------------------------------------------------------------------------------------------------
+
+
+def build_network() -> nn.Module:
+    """Two convolutions with BatchNorm, and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
+
+
+def train(digits: Digits, epochs: int, seed: int) -> nn.Module:
+    """A network trained on the digits, in eval mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build_network().train()
+        optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=1e-4)
+        steps = epochs * -(-len(digits) // BATCH_SIZE)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+        for _ in range(epochs):
+            for batch in torch.randperm(len(digits)).split(BATCH_SIZE):
+                optimizer.zero_grad()
+                F.cross_entropy(network(digits.images[batch]), digits.labels[batch]).backward()
+                optimizer.step()
+                schedule.step()
+    return network.eval()
+
+
+def fit(network: nn.Module, digits: Digits, seed: int) -> IFComp:
+    """Curvature with the expectation over all ten labels: exact, and still quick on so few examples."""
+    return IFComp(network, fisher="exact", seed=seed).fit(digits.batches(), progress=False)
+
+
+@torch.no_grad()
+def logits_of(network: nn.Module, images: Tensor) -> Tensor:
+    """The network's own logits [N, K] in float64."""
+    found: Tensor = network(images)
+    return found.double()
+
+
+def compare_networks(network: nn.Module, better: nn.Module, data: Data, ifc: IFComp) -> Networks:
+    """Accuracy before and after the audit."""
+    learnt = logits_of(network, data.training.images).argmax(1) == data.training.labels
+    before, after = (logits_of(model, data.test.images).softmax(1) for model in (network, better))
+    return Networks(
+        parameters=ifc.coverage.total,
+        covered=ifc.coverage.covered,
+        memorised=float(learnt[data.flipped].double().mean()),
+        accuracy=accuracy(before, data.test.labels),
+        accuracy_cleaned=accuracy(after, data.test.labels),
+    )
+
+
+# Which labels are wrong? -------------------------------------------------------------------------------------------
+
+
+def audit_labels(network: nn.Module, data: Data, complexity: Tensor) -> Audit:
+    """How many flipped labels stochastic complexity finds, beside plain loss and chance."""
+    logits = logits_of(network, data.training.images)
+    loss = F.cross_entropy(logits, data.training.labels, reduction="none")
+    examples, flipped = len(data.training), int(data.flipped.sum())
+    first = complexity.argsort(descending=True)[:SUSPECTS_SHOWN].tolist()
+    return Audit(
+        examples=examples,
+        flipped=flipped,
+        complexity=rank(complexity, data.flipped),
+        loss=rank(loss, data.flipped),
+        chance=Ranking(flipped * flipped / examples, 0.5),
+        suspects=[_suspect(index, data, complexity, logits) for index in first],
+    )
+
+
+def rank(score: Tensor, flipped: Tensor) -> Ranking:
+    """Sort by a score of which larger means more suspicious."""
+    first = score.argsort(descending=True)[: int(flipped.sum())]
+    return Ranking(float(flipped[first].sum()), auroc(score, flipped))
+
+
+def _suspect(index: int, data: Data, complexity: Tensor, logits: Tensor) -> Suspect:
+    return Suspect(
+        index=index,
+        given=int(data.training.labels[index]),
+        predicted=int(logits[index].argmax()),
+        complexity=float(complexity[index]),
+        flipped=bool(data.flipped[index]),
+        pixels=(16 * data.training.images[index, 0]).round().int().tolist(),
+    )
+
+
+# Which inputs are new? ---------------------------------------------------------------------------------------------
+
+
+def detect_strangers(network: nn.Module, ifc: IFComp, data: Data, seed: int) -> OutOfDistribution:
+    """Choose the damping on validation digits and their strangers, then measure on test digits and theirs."""
+    candidates = [_validate_damping(ifc, damping, data, seed) for damping in DAMPINGS]
+    best = max(candidates, key=lambda candidate: candidate.validation_auroc)
+
+    def complexity(images: Tensor) -> Tensor:
+        return ifc.parametric_complexity(images, damping=Relative(best.relative))
+
+    def doubt(images: Tensor) -> Tensor:
+        return -logits_of(network, images).softmax(1).amax(1)
+
+    ours = separations(complexity, data.test.images, TEST_STRANGERS, seed)
+    theirs = separations(doubt, data.test.images, TEST_STRANGERS, seed)
+    rows = [Detection(name, ours[name], theirs[name]) for name in TEST_STRANGERS]
+    return OutOfDistribution(best, candidates, list(VALIDATION_STRANGERS), rows)
+
+
+def separations(
+    score: Callable[[Tensor], Tensor], images: Tensor, strangers: Mapping[str, Alteration], seed: int
+) -> dict[str, float]:
+    """AUROC of every kind of strangers, made from the images, against the images themselves."""
+    familiar = score(images)
+    found = {}
+    for name, alter in strangers.items():
+        strange = score(alter(images, torch.Generator().manual_seed(seed)))
+        is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
+        found[name] = auroc(torch.cat([familiar, strange]), is_strange)
+    return found
+
+
+def _validate_damping(ifc: IFComp, damping: float, data: Data, seed: int) -> Damping:
+    def complexity(images: Tensor) -> Tensor:
+        return ifc.parametric_complexity(images, damping=Relative(damping))
+
+    found = separations(complexity, data.validation.images, VALIDATION_STRANGERS, seed)
+    return Damping(damping, sum(found.values()) / len(found))
+
+
+# How far to trust a prediction? ------------------------------------------------------------------------------------
+
+
+def calibrate(network: nn.Module, ifc: IFComp, data: Data, seed: int) -> Calibration:
+    """Choose alpha, and a temperature to compare with, by NLL on validation digits, then measure on test digits."""
+    parts = altered(data.validation, VALIDATION_SHIFTS, seed).values()
+    validation = Digits(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    logits = logits_of(network, validation.images)
+    inverse = min(
+        INVERSE_TEMPERATURES, key=lambda beta: negative_log_likelihood((beta * logits).softmax(1), validation.labels)
+    )
+    candidates = [Alpha(0.0, negative_log_likelihood(logits.softmax(1), validation.labels))]
+    candidates += [_validate_alpha(ifc, alpha, validation) for alpha in ALPHAS]
+    best = min(candidates, key=lambda candidate: candidate.validation_nll)
+    rows = []
+    for name, digits in altered(data.test, TEST_SHIFTS, seed).items():
+        own = logits_of(network, digits.images)
+        compared = (own.softmax(1), (inverse * own).softmax(1), ifc.predict_proba(digits.images, best.alpha))
+        rows.append(Shifted(name, *(quality(probabilities, digits.labels) for probabilities in compared)))
+    return Calibration(best, candidates, inverse, list(VALIDATION_SHIFTS), rows)
+
+
+def altered(digits: Digits, alterations: Mapping[str, Alteration], seed: int) -> dict[str, Digits]:
+    """The digits in every alteration."""
+    return {
+        name: Digits(alter(digits.images, torch.Generator().manual_seed(seed)), digits.labels)
+        for name, alter in alterations.items()
+    }
+
+
+def quality(probabilities: Tensor, labels: Tensor) -> Quality:
+    """ECE, NLL and accuracy."""
+    return Quality(
+        ece=expected_calibration_error(probabilities, labels),
+        nll=negative_log_likelihood(probabilities, labels),
+        accuracy=accuracy(probabilities, labels),
+    )
+
+
+def _validate_alpha(ifc: IFComp, alpha: float, digits: Digits) -> Alpha:
+    return Alpha(alpha, negative_log_likelihood(ifc.predict_proba(digits.images, alpha), digits.labels))

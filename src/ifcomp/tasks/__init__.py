@@ -1,0 +1,1 @@
+"""What scores are used for: sees only score tables and arrays, never a model."""
