@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
-from cases import Case
+from cases import Batch, Case
 from ifcomp import IFComp
 from ifcomp.layers.block import Block, KroneckerBlock
 from oracles import (
@@ -111,3 +114,55 @@ def oracle_moments(
     gradients = label_gradients(block_jacobian(example_jacobians(model, inputs), block), probability)
     weights = probability if label_weights is None else label_weights
     return expected_second_moments(gradients, weights, **basis_arguments(ifc, library_block(ifc, block)))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What the oracle knows of some examples of a case: logits [B, K], and the Jacobian [B, K, ...] by parameter."""
+
+    inputs: Inputs
+    logits: Tensor
+    jacobians: dict[str, Tensor]
+
+    def probability(self, beta: float) -> Tensor:
+        """``p`` at inverse temperature beta, [B, K]."""
+        return label_probabilities(self.logits, beta)
+
+    def gradients(self, block: OracleBlock, beta: float) -> Tensor:
+        """Gradient of a block for every label, [B, K, ...]."""
+        return label_gradients(block_jacobian(self.jacobians, block), self.probability(beta))
+
+
+def dense(case: Case, size: int = 7, seed: int = 1) -> Dense:
+    """The examples that `fitted` fits on, computed once for all tests."""
+    return _dense(case.make, case.batch, size, seed)
+
+
+@cache
+def _dense(make: Callable[[], nn.Module], batch: Batch, size: int, seed: int) -> Dense:
+    model, inputs = make().double(), as_type(batch(size, torch.Generator().manual_seed(seed)), torch.float64)
+    return Dense(inputs, example_logits(model, inputs), example_jacobians(model, inputs))
+
+
+def dense_moments(
+    ifc: IFComp, case: Case, examples: Dense, label_weights: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Second moments of every block by its name: the library's, and the oracle's in the library's basis."""
+    weights = examples.probability(ifc.beta) if label_weights is None else label_weights
+    moments = {}
+    for block in oracle_blocks(case):
+        own = library_block(ifc, block)
+        expected = expected_second_moments(examples.gradients(block, ifc.beta), weights, **basis_arguments(ifc, own))
+        moments[own.name] = (ifc.factors.blocks[own.name].second_moments, expected)
+    assert moments.keys() == ifc.factors.blocks.keys()
+    return moments
+
+
+def assert_same(actual: Tensor, expected: Tensor, rtol: float = 1e-9, floor: float = 1e-13) -> None:
+    """Equal, where ``floor`` times the largest entry is what rounding leaves of an entry that cancels."""
+    assert_close(actual, expected, rtol=rtol, atol=floor * float(expected.abs().max()))
+
+
+def labelled(inputs: Inputs, labels: Tensor) -> dict[str, Tensor] | tuple[Tensor, Tensor]:
+    """A batch with labels, as the library takes it."""
+    return {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)

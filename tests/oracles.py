@@ -428,6 +428,37 @@ def covariances(
     return sum(in_sum[1:], in_sum[0]), sum(out_sum[1:], out_sum[0])
 
 
+def embedding_covariance(
+    model: nn.Module,
+    inputs: Inputs,
+    module_name: str,
+    *,
+    beta: float = 1.0,
+    label_weights: Tensor | None = None,
+) -> Tensor:
+    """Output covariance ``[1, O, O]`` of an Embedding over the positions that have a gradient.
+
+    `covariances` also counts what comes out at the ``padding_idx``, where the table gets no gradient.
+
+    Args:
+        model: Any classifier.
+        inputs: As for `example_jacobians`.
+        module_name: Dotted name of the Embedding.
+        beta: Inverse temperature of ``p``.
+        label_weights: As for `covariances`.
+    """
+    module = model.get_submodule(module_name)
+    probabilities = label_probabilities(example_logits(model, inputs), beta)
+    weights = probabilities if label_weights is None else label_weights.double()
+    total = torch.zeros(1, module.embedding_dim, module.embedding_dim, dtype=torch.float64)
+    for use in module_uses(model, inputs, module_name):
+        a, db = canonical_use(use, module)
+        looked_up = a.sum(-1)  # [B, 1, T], zero at the padding index
+        b = label_gradients(db, probabilities)
+        total += torch.einsum("by,bgt,bygti,bygtj->gij", weights, looked_up, b, b)
+    return total
+
+
 def _pixels(x: Tensor, module: nn.Module) -> Tensor:
     """``[B, Gr, T, C]`` from a convolution's raw input ``[B, N, Gr * C, *spatial]``."""
     if not isinstance(module, Convolution):

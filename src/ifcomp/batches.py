@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,19 +17,23 @@ LABEL_KEY = "labels"
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch.
+    """One batch, or a piece of one.
 
     Attributes:
         args: Positional inputs of the model.
         kwargs: Keyword inputs of the model.
-        labels: [B] integers, or None.
+        labels: What was given as labels, or None.
         size: B.
+        where: What to call the batch in messages.
+        first: Position of the first example in the batch that the user gave.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     labels: Tensor | None
     size: int
+    where: str = "batch 0"
+    first: int = 0
 
     def tensors(self) -> Iterator[Tensor]:
         """All input tensors."""
@@ -41,107 +45,136 @@ class Batch:
         def pick(value: Any) -> Any:
             return value[index] if isinstance(value, Tensor) and value.dim() and len(value) == self.size else value
 
-        kwargs = {key: pick(value) for key, value in self.kwargs.items()}
-        labels = None if self.labels is None else self.labels[index]
-        size = len(range(self.size)[index]) if isinstance(index, slice) else len(index)
-        return Batch(tuple(pick(value) for value in self.args), kwargs, labels, size)
+        chosen = range(self.size)[index] if isinstance(index, slice) else index.tolist()
+        return replace(
+            self,
+            args=tuple(pick(value) for value in self.args),
+            kwargs={key: pick(value) for key, value in self.kwargs.items()},
+            labels=None if self.labels is None else self.labels[index],
+            size=len(chosen),
+            first=self.first + (chosen[0] if len(chosen) else 0),
+        )
 
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive pieces of at most ``size`` examples."""
         return (self.select(slice(start, min(start + size, self.size))) for start in range(0, self.size, size))
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on the model's device, usable for autograd."""
+        """A copy on the model's device that autograd can use: a model that works on its input in place harms nobody."""
 
         def move(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            with torch.inference_mode(False):
-                value = value.to(device, non_blocking=True)
-                return value.clone() if value.is_inference() else value
+            return value.detach().to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
 
-        return Batch(
-            tuple(map(move, self.args)),
-            {key: move(value) for key, value in self.kwargs.items()},
-            self.labels,
-            self.size,
-        )
+        with torch.inference_mode(False):
+            kwargs = {key: move(value) for key, value in self.kwargs.items()}
+            return replace(self, args=tuple(map(move, self.args)), kwargs=kwargs)
+
+    def example(self, wrong: Tensor) -> str:
+        """The first example of a mask [B] in words."""
+        return f"example {self.first + int(wrong.nonzero()[0])}"
 
 
-def as_batch(item: Any, labels: Any = None) -> Batch:
+def as_batch(item: Any, labels: Any = None, where: str = "batch 0") -> Batch:
     """Read one item of a loader, or the inputs given to a scoring call.
 
     Args:
         item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose ``labels`` entry, if any, is the label.
-        labels: Labels that come beside the item.
+        labels: Labels that come beside the item, and go before its own.
+        where: What to call the batch in messages.
 
     Raises:
         DataError: If the item is none of these.
+        LabelError: If labels cannot be a tensor.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    own = None
     if isinstance(item, Mapping):
         kwargs = {str(key): value for key, value in item.items() if key != LABEL_KEY}
-        labels = item.get(LABEL_KEY) if labels is None else labels
+        own = item.get(LABEL_KEY)
     elif isinstance(item, list | tuple) and len(item) in (1, 2):
         args = (item[0],)
-        labels = item[1] if len(item) == 2 else labels
+        own = item[1] if len(item) == 2 else None
     elif isinstance(item, Tensor):
         args = (item,)
     else:
         described = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, list | tuple) else "")
         raise DataError(
-            f"A batch must be a tensor x, (x,), (x, y) or a dict of keyword inputs with '{LABEL_KEY}', but got "
-            f"{described}. "
-            "For a model with several inputs yield dicts."
+            f"{where}: a batch must be a tensor x, (x,), (x, y) or a dict of keyword inputs with '{LABEL_KEY}', "
+            f"but is {described}. For a model with several inputs yield dicts."
         )
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()]
     if not tensors:
         raise DataError(
-            "A batch has no input tensor with a batch axis; convert arrays and lists with torch.as_tensor and stack "
+            f"{where}: no input tensor with a batch axis. Convert arrays and lists with torch.as_tensor and stack the "
             "examples."
         )
-    return Batch(args, kwargs, None if labels is None else torch.as_tensor(labels), len(tensors[0]))
+    return Batch(args, kwargs, _as_labels(own if labels is None else labels, where), len(tensors[0]), where)
 
 
-def check_inputs(batch: Batch, where: str) -> None:
+def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
+    """The batches of a loader that have examples."""
+    batches = (as_batch(item, where=f"batch {number}") for number, item in enumerate(data))
+    return (batch for batch in batches if batch.size)
+
+
+def check_data(data: Any) -> None:
+    """Raise DataError if the data is one batch, or nothing that can be iterated."""
+    if isinstance(data, Tensor | tuple | Mapping | str) or not isinstance(data, Iterable):
+        raise DataError(
+            f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
+            "Put a single batch into a list: [(x, y)]."
+        )
+
+
+def _as_labels(labels: Any, where: str) -> Tensor | None:
+    if labels is None:
+        return None
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LabelError(
+            f"{where}: labels must be integers from 0, but are {type(labels).__name__} of something else ({error}). "
+            "Number the classes."
+        ) from error
+
+
+def check_inputs(batch: Batch) -> None:
     """Raise NonFiniteError if an input has a NaN or an infinity."""
     for index, value in enumerate(batch.tensors()):
         if value.is_floating_point() and not value.isfinite().all():
-            example = int((~value.reshape(len(value), -1).isfinite()).any(1).nonzero()[0])
+            wrong = (~value.isfinite()).reshape(len(value), -1).any(1) if value.dim() else ~value.isfinite().reshape(1)
             raise NonFiniteError(
-                f"{where}: input tensor {index} has a NaN or infinite value, first in example {example} of the batch. "
-                "Clean the data, or leave the example out."
+                f"{batch.where}: input tensor {index} has a NaN or infinite value, first in {batch.example(wrong)} of "
+                "the batch. Clean the data, or leave the example out."
             )
 
 
-def check_labels(labels: Tensor | None, num_classes: int, size: int, where: str) -> Tensor:
-    """Return labels as [B] int64, or raise LabelError."""
+def check_labels(batch: Batch, num_classes: int) -> Tensor:
+    """Return the labels as [B] int64, or raise LabelError."""
+    labels, where = batch.labels, batch.where
     if labels is None:
         raise LabelError(
             f"{where}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
         )
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool or labels.dim() != 1:
         raise LabelError(
-            f"{where}: labels must be integers of shape [{size}], but are {labels.dtype} of shape "
-            f"{list(labels.shape)}. "
-            "For one-hot labels use labels.argmax(1)."
+            f"{where}: labels must be integers of shape [{batch.size}], but are {labels.dtype} of shape "
+            f"{list(labels.shape)}. For one-hot labels use labels.argmax(1)."
         )
-    if len(labels) != size:
-        raise LabelError(f"{where}: {len(labels)} labels for {size} examples.")
+    if len(labels) != batch.size:
+        raise LabelError(f"{where}: {len(labels)} labels for {batch.size} examples. Give each example one label.")
     labels = labels.long()
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
-        example = int(wrong.nonzero()[0])
         raise LabelError(
-            f"{where}: label {int(labels[example])} at example {example} of the batch is outside 0 ... "
-            f"{num_classes - 1}, "
-            f"the range of this model with {num_classes} logits."
+            f"{where}: label {int(labels[wrong][0])} at {batch.example(wrong)} of the batch is outside "
+            f"0 ... {num_classes - 1}, the range of this model with {num_classes} logits."
         )
     return labels
 
 
-def run_model(model: nn.Module, batch: Batch, where: str) -> Tensor:
+def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """The model's logits [B, K], checked.
 
     Raises:
@@ -149,6 +182,7 @@ def run_model(model: nn.Module, batch: Batch, where: str) -> Tensor:
         PrecisionError: If the model fails and its floating-point type is not that of the inputs.
         NonFiniteError: If a logit is not finite.
     """
+    where = batch.where
     try:
         output = model(*batch.args, **batch.kwargs)
     except RuntimeError as error:
@@ -164,8 +198,8 @@ def run_model(model: nn.Module, batch: Batch, where: str) -> Tensor:
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise LogitsError(
-            f"{where}: the model must return a tensor of logits or an object with .logits, but returned "
-            f"{type(output).__name__}."
+            f"{where}: the model must return a tensor of logits or an object with .logits, "
+            f"but returned {type(output).__name__}."
         )
     if logits.dim() != 2 or len(logits) != batch.size:
         raise LogitsError(f"{where}: logits must have shape [{batch.size}, K], but have {list(logits.shape)}.")
@@ -175,9 +209,8 @@ def run_model(model: nn.Module, batch: Batch, where: str) -> Tensor:
             "For a sigmoid output z wrap the model so that it returns torch.cat([zeros_like(z), z], 1)."
         )
     if not logits.isfinite().all():
-        example = int((~logits.isfinite()).any(1).nonzero()[0])
         raise NonFiniteError(
-            f"{where}: the logits of example {example} of the batch are NaN or infinite though its inputs are finite. "
-            "The model overflows there: try float32 or float64."
+            f"{where}: the logits of {batch.example((~logits.isfinite()).any(1))} of the batch are NaN or infinite "
+            "though its inputs are finite. The model overflows there: try float32 or float64."
         )
     return logits

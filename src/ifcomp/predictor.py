@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -13,22 +13,23 @@ from torch import Tensor, nn
 
 from ifcomp import storage
 from ifcomp._version import __version__
-from ifcomp.batches import Batch, as_batch, check_labels
+from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbasis
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments, moment_shape
+from ifcomp.curvature.passes import factor_shapes, fit_covariances, fit_second_moments
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
     FingerprintError,
     LengthChangedError,
+    ModelError,
     NotFittedError,
-    SettingError,
     StorageError,
 )
 from ifcomp.influence.weights import Weights, invert
-from ifcomp.layers.inventory import Coverage, Inventory, take_inventory
+from ifcomp.layers.block import Layout
+from ifcomp.layers.inventory import Coverage, Inventory, restrict, take_inventory
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.session import Session
 from ifcomp.progress import track
@@ -57,7 +58,7 @@ class IFComp:
         model: nn.Module,
         beta: float = 1.0,
         *,
-        layers: str | Sequence[str] | None = None,
+        layers: str | list[str] | tuple[str, ...] | None = None,
         damping: Damping = DEFAULT_DAMPING,
         sua: Sua = "auto",
         fisher: FisherKind = "sampled",
@@ -82,16 +83,19 @@ class IFComp:
             seed: Of the label samples and probes.
             skip_uncovered: Leave out parameters that cannot be covered instead of raising.
         """
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
         self.model = model
         self.settings = FitSettings(beta, fisher, label_samples, seed)
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
-        chosen = layers if layers is None or isinstance(layers, str) else tuple(layers)
-        self._selection = Selection(chosen, sua, skip_uncovered)
-        self._inventory = take_inventory(model, self._selection)
+        self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
+        complete = take_inventory(model, self._selection)
+        self._inventory = restrict(complete, self._selection.layers, complete)
         self._session: Session | None = None
         self._fingerprint: dict[str, str] = {}
-        self._versions: list[tuple[int, int]] = []
+        self._layouts: Mapping[str, Layout] = {}
+        self._checksums: list[tuple[int, complex]] = []
         self._inverted: tuple[Damping, dict[str, Weights]] | None = None
 
     @property
@@ -111,28 +115,29 @@ class IFComp:
             data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher.
             progress: Show a progress bar; None shows it on terminals.
         """
-        if iter(data) is data:
+        if isinstance(data, Iterator):
             raise DataError(
                 "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
                 "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
             )
-        self._session = None
-        batches = _batches(track(data, "pass 1 of 2: covariances", progress))
-        first = next(batches, None)
-        if first is None:
-            raise EmptyDataError("fit needs at least one example, but the data is empty.")
-        session = self._open(first)
-        covariances = fit_covariances(session, itertools.chain([first], batches), self.settings)
-        basis = eigenbasis(covariances)
-        again = _batches(track(data, "pass 2 of 2: second moments", progress))
-        factors = fit_second_moments(session, again, self.settings, basis)
+        check_data(data)
+        with torch.inference_mode(False):
+            batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
+            first = next(batches, None)
+            if first is None:
+                raise EmptyDataError("fit needs at least one example, but the data is empty.")
+            session = Session(self.model, self._selection, first)
+            covariances = fit_covariances(session, itertools.chain([first], batches), self.settings)
+            basis = eigenbasis(covariances)
+            again = as_batches(track(data, "pass 2 of 2: second moments", progress))
+            factors = fit_second_moments(session, again, self.settings, basis)
         if factors.count != covariances.count:
             raise LengthChangedError(
-                f"The first pass saw {covariances.count} examples, the second {factors.count}. The data must give "
-                "the same "
-                "examples each time it is iterated."
+                f"The first pass saw {covariances.count} examples, the second {factors.count}. The data must give the "
+                "same examples each time it is iterated."
             )
-        self._adopt(factors, storage.fingerprint(self.model))
+        self._session = session
+        self._adopt(factors, storage.fingerprint(self.model), session.layouts)
         return self
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
@@ -221,7 +226,7 @@ class IFComp:
             damping: Overrides the predictor's.
         """
         batch, options = as_batch(x, labels=y), ScoreOptions(seen, alpha, linearized)
-        check_labels(batch.labels, self._fitted.num_classes, batch.size, "stochastic_complexity")
+        check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
     def score(
@@ -247,7 +252,8 @@ class IFComp:
             progress: Show a progress bar; None shows it on terminals.
         """
         options = ScoreOptions(seen, alpha, linearized, probes)
-        batches = _batches(track(data, "scoring", progress))
+        check_data(data)
+        batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
@@ -269,6 +275,7 @@ class IFComp:
             "selection": asdict(self._selection),
             "damping": self.damping.multiple if isinstance(self.damping, Relative) else self.damping,
             "relative_damping": relative,
+            "layouts": {name: layout.value for name, layout in self._layouts.items()},
         }
         storage.save(path, storage.Stored(self._fitted, self._fingerprint, options, __version__))
 
@@ -291,21 +298,34 @@ class IFComp:
                 damping=Relative(value) if options["relative_damping"] else value,
                 **options["selection"],
             )
-        except (KeyError, TypeError, SettingError) as error:
+            layouts = {name: Layout(value) for name, value in options["layouts"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
                 f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
             ) from error
-        device = next(model.parameters()).device
-        loaded._adopt(stored.factors.to(device), dict(stored.fingerprint))
+        loaded._check_shapes(stored.factors, loaded._inventory, str(path))
+        loaded._adopt(stored.factors.to(next(model.parameters()).device), dict(stored.fingerprint), layouts)
         return loaded
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """Everything a scoring call needs; ``first`` is used to check the model if that is still to be done."""
         factors = self._fitted
         damping = self.damping if damping is None else check_damping(damping)
-        if self._inverted is None or self._inverted[0] != damping:
-            self._inverted = (damping, invert(factors, damping))
-        return Evaluation(self._session or self._open(first), factors, self._inverted[1], damping)
+        if first.size == 0:
+            raise EmptyDataError("There is no example to score: the inputs are empty.")
+        if self._session is None:
+            session = Session(self.model, self._selection, first, self._layouts)
+            if session.num_classes != factors.num_classes:
+                raise FingerprintError(
+                    f"The factors are for {factors.num_classes} classes, but the model has {session.num_classes} "
+                    "logits. Fit again."
+                )
+            self._check_shapes(factors, session.inventory, "memory")
+            self._session = session
+        with self._session.computing():
+            if self._inverted is None or self._inverted[0] != damping:
+                self._inverted = (damping, invert(factors, damping))
+        return Evaluation(self._session, factors, self._inverted[1], damping)
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -316,39 +336,37 @@ class IFComp:
     def _fitted(self) -> Factors:
         if self.factors is None:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        versions = _versions(self.model)
-        if versions != self._versions:
+        checksums = _checksums(self.model)
+        if checksums != self._checksums:
             storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            self._versions = versions
+            self._checksums = checksums
         return self.factors
 
-    def _adopt(self, factors: Factors, fingerprint: dict[str, str]) -> None:
-        self.factors, self._fingerprint, self._inverted = factors, fingerprint, None
-        self._versions = _versions(self.model)
+    def _adopt(
+        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout] | None = None
+    ) -> None:
+        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts or {}, None
+        self._checksums = _checksums(self.model)
 
-    def _open(self, first: Batch) -> Session:
-        """Check the model on data; with loaded factors also that they fit it."""
-        self._session = session = Session(self.model, self._inventory_without, first)
-        if self.factors is not None:
-            needed = {block.name: moment_shape(block) for block in session.blocks}
-            found = {name: tuple(block.second_moments.shape) for name, block in self.factors.blocks.items()}
-            if needed != found:
-                different = sorted(set(needed.items()) ^ set(found.items()))
-                raise FingerprintError(
-                    "The factors do not fit the blocks of this model: "
-                    f"{', '.join(sorted({name for name, _ in different}))}. "
-                    "Was the model's code changed? Fit again."
-                )
-        return session
-
-    def _inventory_without(self, demoted: Iterable[str]) -> Inventory:
-        return take_inventory(self.model, self._selection, demoted)
-
-
-def _batches(items: Iterable[Any]) -> Iterator[Batch]:
-    return (batch for batch in map(as_batch, items) if batch.size)
+    def _check_shapes(self, factors: Factors, inventory: Inventory, source: str) -> None:
+        """Raise FingerprintError unless every block has factors of the right shapes, or its parameters have."""
+        needed = {block.name: factor_shapes(block) for block in inventory.blocks}
+        found = {name: block.shapes for name, block in factors.blocks.items()}
+        parameters = {name: ((value.numel(),), None, None) for name, value in self.model.named_parameters()}
+        missing = {
+            block.name
+            for block in inventory.blocks
+            if block.name not in found and not all(name in found for name in block.parameters)
+        }
+        wrong = {name for name, shapes in found.items() if shapes not in (needed.get(name), parameters.get(name))}
+        if missing | wrong:
+            raise FingerprintError(
+                f"The factors in '{source}' do not fit the layers of this model: {', '.join(sorted(missing | wrong))}. "
+                "Is the file damaged, or was the model's code changed? Fit again."
+            )
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Which tensors the model has and how often each was changed in place."""
-    return [(id(value), value._version) for value in (*model.parameters(), *model.buffers())]
+def _checksums(model: nn.Module) -> list[tuple[int, complex]]:
+    """A cheap look at every tensor of the model: where it is and what it sums to."""
+    tensors = [value.detach() for value in (*model.parameters(), *model.buffers())]
+    return [(value.data_ptr(), complex(value.sum())) for value in tensors]

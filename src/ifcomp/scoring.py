@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ifcomp import complexity
-from ifcomp.batches import Batch, check_labels
-from ifcomp.curvature.factors import Damping, Factors
+from ifcomp.batches import Batch
+from ifcomp.curvature.factors import Damping, Factors, check_number
 from ifcomp.curvature.labels import all_label_residuals, probabilities
 from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.forms import FormEvaluator
@@ -56,8 +56,7 @@ class ScoreOptions:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        if not self.alpha >= 0:
-            raise SettingError(f"alpha must be at least 0, but is {self.alpha}.")
+        check_number("alpha", self.alpha)
         if self.probes is not None and not self.seen:
             raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
 
@@ -65,12 +64,10 @@ class ScoreOptions:
 def pieces(evaluation: Evaluation, batches: Iterable[Batch], cotangents: int) -> Iterator[Piece]:
     """Record every batch in pieces that fit in memory; inside ``session.attached``."""
     session = evaluation.session
-    for number, batch in enumerate(batches):
-        for part in session.pieces(batch, cotangents):
-            recording = session.record(part, f"batch {number}")
-            probability = probabilities(recording.logits, evaluation.beta)
-            evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part)
-            yield Piece(part, recording.logits.detach(), probability, evaluator)
+    for part in session.pieces(batches, cotangents, "optional"):
+        recording = session.record(part)
+        evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part)
+        yield Piece(part, recording.logits.detach(), probabilities(recording.logits, evaluation.beta), evaluator)
 
 
 def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
@@ -94,7 +91,7 @@ def expected_influences(
 
 def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions) -> pd.DataFrame:
     """One row an example with every column of `ScoreTable`; empty without examples."""
-    typical = evaluation.factors.effective_parameters(evaluation.damping)
+    typical = evaluation.factors.effective_parameters(evaluation.damping) or 1.0
     parts: list[dict[str, Tensor]] = []
     with evaluation.session.attached():
         for piece, expected, influence in expected_influences(evaluation, batches, options.probes):
@@ -128,7 +125,8 @@ def _label_columns(
     piece: Piece, parametric: Tensor, influence: Tensor | None, evaluation: Evaluation, options: ScoreOptions
 ) -> dict[str, Tensor]:
     factors = evaluation.factors
-    labels = check_labels(piece.batch.labels, factors.num_classes, piece.batch.size, "score").to(parametric.device)
+    assert piece.batch.labels is not None
+    labels = piece.batch.labels.to(parametric.device)
     error = complexity.codelength(torch.log_softmax(evaluation.beta * piece.logits.double(), 1), labels)
     columns = {"label": labels, "label_probability": (-error).exp(), "error": error}
     regret = None

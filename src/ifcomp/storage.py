@@ -97,7 +97,10 @@ def save(path: str | os.PathLike[str], stored: Stored) -> None:
         "fingerprint": dict(stored.fingerprint),
     }
     with written_atomically(path) as scratch:
-        save_file(tensors, scratch, metadata={_KEY: json.dumps(metadata)})
+        try:
+            save_file(tensors, scratch, metadata={_KEY: json.dumps(metadata)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 def load(path: str | os.PathLike[str]) -> Stored:
@@ -112,11 +115,12 @@ def load(path: str | os.PathLike[str]) -> Stored:
             metadata = _metadata(source, file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError) as error:
-        reason = (
-            "there is no such file" if not source.exists() else f"it is truncated or not a safetensors file ({error})"
-        )
+        reason = f"it is truncated or not a safetensors file ({error})" if source.exists() else "there is no such file"
+        reason = "it is a folder" if source.is_dir() else reason
         raise StorageError(f"Cannot read factors from '{source}': {reason}.") from error
     try:
+        if int(metadata["count"]) < 1:
+            raise ValueError(f"count is {metadata['count']}")
         factors = Factors(
             {name: _block(name, tensors) for name in metadata["blocks"]},
             int(metadata["count"]),

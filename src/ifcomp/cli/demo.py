@@ -16,11 +16,14 @@ EPILOG = "[bold]Example:[/bold] ifcomp demo --seed 1 --json > demo.json"
 
 
 def demo(
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, the flips, the training and the label samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Of the split, the flips, the training and the label samples.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
-    """Train a small network on handwritten digits of which 5 % are mislabelled, and let ifcomp find the wrong labels,
-    recognise inputs that are not digits, and calibrate predictions. Needs no arguments, no downloads, under a minute.
+    """Find wrong labels, strange inputs and doubtful predictions of a small network.
+
+    Trains it on handwritten digits of which 5 % get a wrong label. Needs no arguments and no downloads.
     """
     torch.set_num_threads(1)  # the tensors are so small that threads mostly wait for each other
     with Console(stderr=True).status("Starting") as status:

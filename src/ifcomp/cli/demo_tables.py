@@ -2,95 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ifcomp.cli.demo_study import Audit, Calibration, Demo, OutOfDistribution, Ranking, Shifted, Suspect
+from ifcomp.cli.demo_results import Audit, Calibration, Demo, OutOfDistribution, Ranking, Shifted, Suspect
 
 SHADES = " ░▒▓█"
 
 #: From this width on five digits fit side by side with two characters a pixel, which makes pixels square.
-WIDE_ENOUGH = 97
+WIDE_ENOUGH = 96
 
 OWN_MODEL = """\
 from ifcomp import IFComp
 
-ifc = IFComp(model).fit(train_loader)                # any PyTorch classifier that returns logits
-table = ifc.score(train_loader)                      # unshuffled, so that row i is example i
-print(table.frame.nlargest(20, "stochastic_complexity"))  # the labels to look at first
-ifc.parametric_complexity(x)                         # larger = more unlike the training data
-ifc.predict_proba(x, alpha=0.001)                    # choose alpha on held-out data
-"""
+ifc = IFComp(model, fisher="exact").fit(train_loader)
+table = ifc.score(train_loader)                    # unshuffled, in order
+table.frame.nlargest(20, "stochastic_complexity")  # labels to look at first
+ifc.parametric_complexity(x)                       # larger = less familiar
+ifc.predict_proba(x, alpha=1e-4)                   # alpha from held-out data"""
 
 
 def render(result: Demo, console: Console) -> None:
     """Show everything."""
-    console.print(_opening(result))
-    console.print(_audit_table(result.audit), _suspects_table(result.audit.suspects, console.width))
-    console.print(_cleaned(result))
-    console.print(_strangers_table(result.out_of_distribution))
-    console.print(_calibration_table(result.calibration))
-    console.print(_closing(result))
+    for part in _parts(result, console.width):
+        console.print(part)
 
 
-def _opening(result: Demo) -> RenderableType:
-    networks = result.networks
-    return Padding(
-        Text(
-            f"{result.training_examples} handwritten digits (8x8 pixels) of which {result.audit.flipped} got a wrong "
-            f"label, a small CNN with BatchNorm ({networks.parameters:,} parameters, {networks.covered:,} covered). "
-            f"Test accuracy {networks.accuracy:.1%}; it memorised {networks.memorised:.0%} of the wrong labels."
-        ),
-        (1, 0),
+def _parts(result: Demo, width: int) -> Iterator[RenderableType]:
+    yield _opening(result)
+    yield from _audit(result.audit)
+    yield _suspects(result.audit.suspects, 2 if width >= WIDE_ENOUGH else 1)
+    yield _cleaned(result)
+    yield from _strangers(result.out_of_distribution)
+    yield from _calibration(result.calibration)
+    yield Text(f"\nDone in {result.seconds:.0f} s, seed {result.seed}. Next, with your own model:\n", style="bold")
+    yield Padding(
+        Syntax(OWN_MODEL, "python", theme="ansi_dark", background_color="default"), (0, 0, 1, 2), expand=False
     )
 
 
-def _table(title: str, caption: str, *columns: str) -> Table:
+def _opening(result: Demo) -> Text:
+    networks, audit = result.networks, result.audit
+    return Text(
+        f"\n{audit.examples} handwritten digits of 8x8 pixels, {audit.flipped} of them with a wrong label, and a small "
+        f"CNN with BatchNorm: {networks.parameters:,} parameters, {networks.covered:,} of them covered by the fit, "
+        f"test accuracy {networks.accuracy:.1%}. It has memorised {networks.memorised:.0%} of the wrong labels."
+    )
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold cyan")
+
+
+def _note(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _table(*columns: str) -> Table:
     """The first column holds names, the others numbers."""
-    table = Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        title_style="bold",
-        caption_style="dim",
-        box=box.SIMPLE_HEAD,
-    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position else "left", no_wrap=True)
+        table.add_column(column, justify="right" if position else "left", no_wrap=True, vertical="bottom")
     return table
 
 
-def _audit_table(audit: Audit) -> Table:
-    table = _table(
-        "1  Which labels are wrong?  Training examples ranked, most suspicious first",
-        "Stochastic complexity in nats, larger = more suspicious. No extra training, no cross-validation.",
-        "ranked by",
-        f"wrong labels in the first {audit.flipped}",
-        "AUROC",
-    )
+def _indented(content: RenderableType) -> Padding:
+    return Padding(content, (1, 0, 1, 2), expand=False)
+
+
+def _audit(audit: Audit) -> Iterator[RenderableType]:
+    yield _heading("1. Which labels are wrong?")
+    yield _note("Training examples sorted by stochastic complexity in nats; larger = more suspicious.")
+    table = _table("sorted by", f"wrong labels in the first {audit.flipped}", "AUROC")
 
     def add(name: str, ranking: Ranking) -> None:
-        table.add_row(name, f"{ranking.found:g} of {audit.flipped}", f"{ranking.auroc:.3f}")
+        table.add_row(name, f"{ranking.found:g}", f"{ranking.auroc:.3f}")
 
     add("stochastic complexity (ifcomp)", audit.complexity)
     add("plain loss", audit.loss)
     add("chance", audit.chance)
-    return table
+    yield _indented(table)
 
 
-def _suspects_table(suspects: list[Suspect], width: int) -> Table:
-    across = 2 if width >= WIDE_ENOUGH else 1
-    table = Table(title="The most suspicious ones", title_justify="left", title_style="dim", box=box.SIMPLE_HEAD)
-    for suspect in suspects:
-        table.add_column(f"{suspect.complexity:.1f} nats", justify="left", no_wrap=True, min_width=13)
+def _suspects(suspects: list[Suspect], across: int) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for _ in suspects:
+        table.add_column(no_wrap=True, min_width=13)
     table.add_row(*(drawing(suspect.pixels, across) for suspect in suspects))
     table.add_row(*(_verdict(suspect) for suspect in suspects))
-    return table
+    return Padding(table, (0, 0, 1, 2), expand=False)
 
 
 def drawing(pixels: list[list[int]], across: int) -> Text:
@@ -100,58 +106,64 @@ def drawing(pixels: list[list[int]], across: int) -> Text:
 
 
 def _verdict(suspect: Suspect) -> Text:
-    truth = ("wrong label", "red") if suspect.flipped else ("true label", "green")
-    return Text.assemble(f"labelled {suspect.given}\npredicted {suspect.predicted}\n", truth)
-
-
-def _cleaned(result: Demo) -> RenderableType:
-    networks = result.networks
-    return Padding(
-        Text(
-            f"Trained again without the {result.audit.flipped} most suspicious examples: test accuracy "
-            f"{networks.accuracy:.1%} -> {networks.accuracy_cleaned:.1%}. The rest is about this network."
-        ),
-        (1, 0),
+    truth = ("wrong label", "red") if suspect.flipped else ("original label", "green")
+    return Text.assemble(
+        (f"labelled {suspect.given}", "bold"),
+        f"\npredicted {suspect.predicted}\n{suspect.complexity:.1f} nats\n",
+        truth,
     )
 
 
-def _strangers_table(found: OutOfDistribution) -> Table:
-    tried = ", ".join(f"{damping.relative:g}: {damping.validation_auroc:.3f}" for damping in found.candidates)
-    table = _table(
-        "2  Is this input like anything the model knows?  AUROC against clean test digits",
-        "Parametric complexity in nats, larger = more unlike the training data.\n"
-        f"Relative({found.damping.relative:g}) damping, chosen on validation digits and {_and(found.chosen_on)} (tried: "
-        f"{tried}).",
-        "inputs",
-        "parametric complexity (ifcomp)",
-        "max softmax",
+def _cleaned(result: Demo) -> Text:
+    return Text(
+        f"Trained again, for longer, without the {result.audit.flipped} most suspicious examples, it has a test "
+        f"accuracy of {result.networks.accuracy_cleaned:.1%}. The rest is about that network."
     )
+
+
+def _strangers(found: OutOfDistribution) -> Iterator[RenderableType]:
+    yield _heading("2. Is this input like anything the model knows?")
+    yield _note("AUROC against clean test digits. Complexity in nats; larger = less like the training data.")
+    table = _table("inputs", "parametric complexity (ifcomp)", "max softmax")
     for row in found.rows:
         table.add_row(row.name, f"{row.complexity:.3f}", f"{row.max_softmax:.3f}")
-    return table
+    yield _indented(table)
+    tried = ", ".join(f"{damping.relative:g}" for damping in found.candidates)
+    yield _note(
+        f"damping = Relative({found.damping.relative:g}), chosen from {tried} on validation digits against "
+        f"{_and(found.chosen_on)}."
+    )
 
 
-def _calibration_table(found: Calibration) -> Table:
+def _calibration(found: Calibration) -> Iterator[RenderableType]:
+    yield _heading("3. How far can a prediction be trusted?")
+    yield _note("Test digits, also under shift. ECE (20 bins of equal size) and NLL (nats): smaller is better.")
+    compared = ("softmax", "temp.", "ifcomp")
     table = _table(
-        "3  How far can a prediction be trusted?  Test digits; smaller ECE and NLL are better",
-        f"ECE over 20 bins of equal size; NLL in nats. alpha = {found.alpha.alpha:g} and the temperature "
-        f"{1 / found.inverse_temperature:.2g}\nwere chosen by NLL on validation digits, {_and(found.chosen_on)}.",
-        "",
-        "ECE softmax",
-        "temp.",
-        "ifcomp",
-        "NLL softmax",
-        "temp.",
-        "ifcomp",
-        "accuracy",
-        "ifcomp",
+        "test digits",
+        *(f"{'ECE' if position == 0 else ''}\n{name}" for position, name in enumerate(compared)),
+        *(f"{'NLL' if position == 0 else ''}\n{name}" for position, name in enumerate(compared)),
+        "accuracy\nsoftmax",
+        "\nifcomp",
     )
     for row in found.rows:
-        table.add_row(*_shifted_cells(row))
-    return table
+        table.add_row(*_cells(row))
+    yield _indented(table)
+    tried = ", ".join(f"{alpha.value:g}" for alpha in found.candidates)
+    yield _note(
+        f"alpha = {found.alpha.value:g}, chosen from {tried} by NLL on validation digits ({_and(found.chosen_on)}), "
+        f"where it may cost {found.accuracy_cost:.0%} of accuracy. temp. is softmax at temperature "
+        f"{1 / found.inverse_temperature:.2g}, chosen there too. {_summary(found.rows)}"
+    )
 
 
-def _shifted_cells(row: Shifted) -> list[str]:
+def _summary(rows: list[Shifted]) -> str:
+    ece = sum(row.pnml.ece < row.softmax.ece for row in rows)
+    nll = sum(row.pnml.nll < row.softmax.nll for row in rows)
+    return f"Beside softmax, ifcomp has the smaller ECE in {ece} and the smaller NLL in {nll} of {len(rows)} rows."
+
+
+def _cells(row: Shifted) -> list[str]:
     compared = (row.softmax, row.temperature, row.pnml)
     return [
         row.name,
@@ -161,12 +173,5 @@ def _shifted_cells(row: Shifted) -> list[str]:
     ]
 
 
-def _closing(result: Demo) -> RenderableType:
-    return Group(
-        Text(f"\nDone in {result.seconds:.0f} s with seed {result.seed}. With your own model:\n", style="bold"),
-        Syntax(OWN_MODEL, "python", theme="ansi_dark", background_color="default"),
-    )
-
-
 def _and(names: list[str]) -> str:
-    return " and ".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

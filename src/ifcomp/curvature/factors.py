@@ -52,14 +52,13 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise SettingError(
-                f"beta must be a finite number of at least 0 (0 is the uniform limit), but is {self.beta}."
-            )
+        check_number("beta", self.beta)
         if self.fisher not in ("sampled", "exact", "empirical"):
             raise SettingError(f"fisher must be 'sampled', 'exact' or 'empirical', but is {self.fisher!r}.")
-        if self.label_samples < 1:
-            raise SettingError(f"label_samples must be at least 1, but is {self.label_samples}.")
+        if not isinstance(self.label_samples, int) or self.label_samples < 1:
+            raise SettingError(f"label_samples must be a whole number of at least 1, but is {self.label_samples!r}.")
+        if not isinstance(self.seed, int):
+            raise SettingError(f"seed must be a whole number, but is {self.seed!r}.")
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,8 @@ class Covariances:
         merged = {}
         for name, mine in self.blocks.items():
             theirs = other.blocks[name]
+            if _shapes(mine) != _shapes(theirs):
+                raise MergeError(f"The covariances of block '{name}' have different shapes.")
             inputs = None if mine.inputs is None or theirs.inputs is None else mine.inputs + theirs.inputs
             merged[name] = Covariance(inputs, mine.outputs + theirs.outputs)
         return Covariances(merged, self.count + other.count)
@@ -122,6 +123,13 @@ class BlockFactors:
 
     second_moments: Tensor
     basis: Basis | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
+        """Shapes of second moments, input basis and output basis."""
+        parts = (self.basis.inputs, self.basis.outputs) if self.basis else (None, None)
+        inputs, outputs = (None if part is None else tuple(part.shape) for part in parts)
+        return tuple(self.second_moments.shape), inputs, outputs
 
 
 @dataclass(frozen=True)
@@ -214,18 +222,24 @@ def inverse_curvature(second_moments: Tensor, damping: float) -> Tensor:
 
 def check_damping(damping: Damping) -> Damping:
     """Return the damping, or raise SettingError if it is negative or not a number."""
-    value = damping.multiple if isinstance(damping, Relative) else damping
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise SettingError(
-            f"damping must be a number of at least 0 or Relative(multiple of at least 0), but is {damping!r}."
-        )
+    check_number("damping", damping.multiple if isinstance(damping, Relative) else damping, " or Relative(number)")
     return damping
+
+
+def check_number(name: str, value: float, alternative: str = "") -> None:
+    """Raise SettingError unless the value is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise SettingError(f"{name} must be a finite number of at least 0{alternative}, but is {value!r}.")
 
 
 def _same_blocks(mine: Mapping[str, object], theirs: Mapping[str, object]) -> None:
     if mine.keys() != theirs.keys():
         different = sorted(mine.keys() ^ theirs.keys())
         raise MergeError(f"The fits cover different blocks: {', '.join(different)} is in one of them only.")
+
+
+def _shapes(covariance: Covariance) -> tuple[torch.Size | None, torch.Size]:
+    return None if covariance.inputs is None else covariance.inputs.shape, covariance.outputs.shape
 
 
 def _same_basis(mine: Basis | None, theirs: Basis | None) -> bool:

@@ -27,22 +27,14 @@ def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSet
     sums: dict[str, tuple[Tensor | None, Tensor]] = {}
     count = 0
     for block in session.kronecker:
-        side = getattr(block, "channels", None)
-        rows, groups = (block.rows, block.groups) if isinstance(block, KroneckerBlock) else (block.width, 1)
-        inputs = None if side is None else session.zeros(groups, side, side)
-        sums[block.name] = (inputs, session.zeros(groups, rows, rows))
+        _, inputs, outputs = factor_shapes(block)
+        assert outputs is not None
+        sums[block.name] = (None if inputs is None else session.zeros(*inputs), session.zeros(*outputs))
     with session.attached():
         for recording, cotangents, _ in _recorded(session, batches, settings, pass_index=0):
             count += recording.batch
-            used = [block for block in session.kronecker if recording.used(block)]
-            for block in used:
-                if (inputs := sums[block.name][0]) is not None:
-                    assert isinstance(block, KroneckerBlock)
-                    inputs += _input_products(recording, block)
-            for cotangent in cotangents:
-                gradients = recording.backward(cotangent)
-                for block in used:
-                    sums[block.name][1].add_(_output_products(recording, block, gradients))
+            with session.computing():
+                _add_products(sums, session, recording, cotangents)
     return Covariances({name: Covariance(*pair) for name, pair in sums.items()}, count)
 
 
@@ -50,15 +42,16 @@ def fit_second_moments(
     session: Session, batches: Iterable[Batch], settings: FitSettings, basis: Mapping[str, Basis]
 ) -> Factors:
     """Second pass: mean squares of the per-example gradients in the eigenbasis, with fresh label samples."""
-    sums = {block.name: session.zeros(*moment_shape(block)) for block in session.blocks}
+    sums = {block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks}
     count = 0
     with session.attached():
-        for recording, cotangents, batch in _recorded(session, batches, settings, pass_index=1):
+        for recording, cotangents, piece in _recorded(session, batches, settings, pass_index=1):
             count += recording.batch
-            for chunk in cotangents.split(COTANGENTS_AT_ONCE):
-                _add_squares(sums, session, recording, basis, chunk)
-            for name, found in session.other_gradients(batch, cotangents).items():
-                sums[name] += found.square_().sum((0, 1))
+            with session.computing():
+                for chunk in cotangents.split(COTANGENTS_AT_ONCE):
+                    _add_squares(sums, session, recording, basis, chunk)
+                for name, found in session.other_gradients(piece, cotangents).items():
+                    sums[name] += found.square_().sum((0, 1))
     blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
     return Factors(blocks, count, session.num_classes, settings)
 
@@ -69,22 +62,35 @@ def _recorded(
     """Record every batch in pieces that fit in memory, with the cotangents of its labels."""
     position = 0
     at_once = session.num_classes if settings.fisher == "exact" else settings.label_samples
-    for number, batch in enumerate(batches):
-        where = f"batch {number}"
-        for piece in session.pieces(batch, at_once):
-            recording = session.record(piece, where)
-            labels = session.check_labels(piece, recording.logits.shape[1], where, settings.fisher == "empirical")
-            yield recording, fisher_cotangents(recording.logits, settings, labels, position, pass_index), piece
-            position += piece.size
+    for piece in session.pieces(batches, at_once, "needed" if settings.fisher == "empirical" else "unused"):
+        recording = session.record(piece)
+        yield recording, fisher_cotangents(recording.logits, settings, piece.labels, position, pass_index), piece
+        position += piece.size
 
 
-def moment_shape(block: Block) -> tuple[int, ...]:
-    """The shape of a block's second moments."""
+def _add_products(
+    sums: Mapping[str, tuple[Tensor | None, Tensor]], session: Session, recording: Recording, cotangents: Tensor
+) -> None:
+    """Add the outer products of inputs and of output gradients to the sums of their blocks."""
+    used = [block for block in session.kronecker if recording.used(block)]
+    for block in used:
+        if (inputs := sums[block.name][0]) is not None:
+            assert isinstance(block, KroneckerBlock)
+            inputs += _input_products(recording, block)
+    for cotangent in cotangents:
+        gradients = recording.backward(cotangent)
+        for block in used:
+            sums[block.name][1].add_(_output_products(recording, block, gradients))
+
+
+def factor_shapes(block: Block) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Shapes of a block's second moments, input basis and output basis; None where it has none."""
     if isinstance(block, KroneckerBlock):
-        return block.groups, block.rows, block.columns
+        groups, rows = block.groups, block.rows
+        return (groups, rows, block.columns), (groups, block.channels, block.channels), (groups, rows, rows)
     if isinstance(block, IndexedBlock):
-        return 1, block.width, block.entries
-    return (block.size,)
+        return (1, block.width, block.entries), None, (1, block.width, block.width)
+    return (block.size,), None, None
 
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:

@@ -51,10 +51,15 @@ class FormEvaluator:
     def forms(self, cotangents: Tensor) -> Tensor:
         """``v^T M v`` for cotangents [C, B, K], as [B, C] in float64."""
         chunks = cotangents.split(COTANGENTS_AT_ONCE)
-        return torch.cat([self._chunk_forms(chunk, len(cotangents)) for chunk in chunks], 1)
+        with self._session.computing():
+            return torch.cat([self._chunk_forms(chunk, len(cotangents)) for chunk in chunks], 1)
 
     def products(self, cotangents: Tensor) -> Tensor:
         """``v_c^T M v_d`` for cotangents [C, B, K], as [B, C, C] in float64. All C are held at once."""
+        with self._session.computing():
+            return self._products(cotangents)
+
+    def _products(self, cotangents: Tensor) -> Tensor:
         total = self._zeros(self._batch.size, len(cotangents), len(cotangents))
         rows, whitened = self._gather(cotangents)
         for block, own in rows:

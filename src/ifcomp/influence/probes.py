@@ -23,8 +23,10 @@ def probe_cotangents(probability: Tensor, probes: int, seed: int) -> Tensor:
         seed: Of the rotation.
     """
     classes = probability.shape[1]
-    if not 1 <= probes <= classes:
-        raise SettingError(f"probes must be from 1 to the number of classes, {classes}, but is {probes}.")
+    if not isinstance(probes, int) or not 1 <= probes <= classes:
+        raise SettingError(
+            f"probes must be a whole number from 1 to the number of classes, {classes}, but is {probes}."
+        )
     normal = np.random.default_rng(seed).standard_normal((classes, probes))
     orthogonal, triangular = np.linalg.qr(normal)
     directions = orthogonal * np.sign(np.diag(triangular)) * np.sqrt(classes / probes)

@@ -37,18 +37,15 @@ def _projection_blocks(name: str, module: nn.MultiheadAttention) -> list[LinearB
 def attention(name: str, module: nn.Module, selection: Selection) -> Site | None:
     """Four Kronecker blocks; ``bias_k`` and ``bias_v``, where they exist, are other parameters."""
     assert isinstance(module, nn.MultiheadAttention)
-    blocks = _projection_blocks(name, module)
-    kept = [index for index, block in enumerate(blocks) if block.parameters]
-    if not kept:
-        return None
+    blocks = [block for block in _projection_blocks(name, module) if block.parameters]
 
     def forward(emit: Emit, *args: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
-        def report(parts: dict[int, slice | None], value: Tensor, output: Tensor) -> Tensor:
-            return emit({kept.index(index): part for index, part in parts.items() if index in kept}, value, output)
+        def report(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
+            return emit({qualified(name, own): part for own, part in parts.items()}, value, output)
 
         return attend(module, report, *args, **kwargs)  # type: ignore[arg-type]
 
-    return Site(module, tuple(blocks[index] for index in kept), forward)
+    return Site(module, tuple(blocks), forward) if blocks else None
 
 
 def attend(
@@ -82,7 +79,7 @@ def attend(
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     weights = (scores if mask is None else scores + mask).softmax(-1)
     mixed = (weights @ v).transpose(1, 2).flatten(2)
-    output = emit({3: None}, mixed, F.linear(mixed, module.out_proj.weight, module.out_proj.bias))
+    output = emit({"out_proj": None}, mixed, F.linear(mixed, module.out_proj.weight, module.out_proj.bias))
     if not module.batch_first:
         output = output.transpose(0, 1)
     if not need_weights:
@@ -96,7 +93,7 @@ def _project(
     """Queries, keys and values [B, length, E]; one packed map for self-attention, else one map each."""
     width = module.embed_dim
     if same and module._qkv_same_embed_dim:
-        parts: dict[int, slice | None] = {i: slice(i * width, (i + 1) * width) for i in range(3)}
+        parts: dict[str, slice | None] = {own: slice(i * width, (i + 1) * width) for i, own in enumerate(_PROJECTIONS)}
         packed = emit(parts, query, F.linear(query, module.in_proj_weight, module.in_proj_bias))
         return tuple(packed.split(width, -1))
     if module._qkv_same_embed_dim:
@@ -104,8 +101,8 @@ def _project(
     else:
         matrices = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     biases = module.in_proj_bias.split(width) if module.in_proj_bias is not None else (None,) * 3
-    maps = zip((query, key, value), matrices, biases, strict=True)
-    return tuple(emit({i: None}, x, F.linear(x, w, b)) for i, (x, w, b) in enumerate(maps))
+    maps = zip(_PROJECTIONS, (query, key, value), matrices, biases, strict=True)
+    return tuple(emit({own: None}, x, F.linear(x, weight, bias)) for own, x, weight, bias in maps)
 
 
 def _merged_mask(

@@ -21,28 +21,26 @@ from torch.autograd.graph import GradientEdge
 class Layout(Enum):
     """Where the batch is among a tensor's leading axes (all axes before the layer's own features)."""
 
-    FIRST = "first"  #: [B, ..., features]
+    FIRST = "first"  #: [B, ..., features], or [B*T, features] with the positions of one example together
     SECOND = "second"  #: [T, B, ..., features]
-    FOLDED = "folded"  #: [B*T, features], the positions of one example together
     FOLDED_SECOND = "folded second"  #: [T*B, features], the examples of one position together
+    SHARED = "shared"  #: [1, ..., features]: one row for the whole batch, repeated for each example when recorded
 
     def fits(self, shape: torch.Size, feature_axes: int, batch: int) -> bool:
         """Whether a tensor of this shape can be read with this layout."""
         leading = shape[: len(shape) - feature_axes]
         if not leading:
             return False
-        if self is Layout.FIRST:
-            return leading[0] == batch
         if self is Layout.SECOND:
             return len(leading) > 1 and leading[1] == batch
-        return leading[0] > batch and leading[0] % batch == 0
+        if self is Layout.SHARED:
+            return leading[0] == 1
+        return leading[0] % batch == 0
 
     def by_example(self, tensor: Tensor, feature_axes: int, batch: int) -> Tensor:
         """Rearrange ``[leading..., features...]`` to ``[B, R, features...]``, R rows an example."""
         if self is Layout.SECOND:
             tensor = tensor.transpose(0, 1)
-        elif self is Layout.FOLDED:
-            tensor = tensor.unflatten(0, (batch, -1))
         elif self is Layout.FOLDED_SECOND:
             tensor = tensor.unflatten(0, (-1, batch)).transpose(0, 1)
         features = tensor.shape[tensor.dim() - feature_axes :]
@@ -89,6 +87,11 @@ class Block(ABC):
 class RecordedBlock(Block):
     """A block that is read off a module's inputs and output gradients."""
 
+    @property
+    def reads_input(self) -> bool:
+        """Whether the gradient depends on the layer's input; that of a bias alone does not."""
+        return True
+
     @abstractmethod
     def input_axes(self, value: Tensor) -> int:
         """How many trailing axes of an input belong to the layer rather than to batch and positions."""
@@ -119,6 +122,10 @@ class KroneckerBlock(RecordedBlock):
     has_weight: bool
     has_bias: bool
     first_row: int
+
+    @property
+    def reads_input(self) -> bool:
+        return self.has_weight
 
     @property
     def columns(self) -> int:
@@ -172,6 +179,10 @@ class NormBlock(RecordedBlock):
     has_weight: bool
     has_bias: bool
 
+    @property
+    def reads_input(self) -> bool:
+        return self.has_weight
+
     @abstractmethod
     def normalised(self, value: Tensor) -> Tensor:
         """The input before scale and shift, in the shape of the input."""
@@ -184,11 +195,11 @@ class NormBlock(RecordedBlock):
 class Emit(Protocol):
     """How a recording forward reports one affine map: ``output = emit(parts, value, output)``.
 
-    ``parts`` maps the position of a block in its site to its slice of the output's last axis (None: all of it). The
-    output that comes back must be used from there on.
+    ``parts`` maps names of blocks to their slice of the output's last axis (None: all of it). The output that comes
+    back must be used from there on.
     """
 
-    def __call__(self, parts: dict[int, slice | None], value: Tensor, output: Tensor) -> Tensor: ...
+    def __call__(self, parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

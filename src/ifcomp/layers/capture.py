@@ -34,7 +34,7 @@ class Recording:
         self.logits: Tensor = torch.empty(0)
         self.uses: dict[str, list[Use]] = {}
         self._edges: dict[tuple[int, int], tuple[int, GradientEdge]] = {}
-        self._normalised: dict[int, Tensor] = {}
+        self._normalised: dict[tuple[int, Layout], Tensor] = {}
 
     def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
         """Note one call of a layer."""
@@ -51,6 +51,11 @@ class Recording:
             self.logits, edges, cotangent.to(self.logits.dtype), retain_graph=True, allow_unused=True
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.logits.device
+
     def used(self, block: RecordedBlock) -> bool:
         """Whether the layer was called at all."""
         return block.name in self.uses
@@ -58,7 +63,7 @@ class Recording:
     def inputs(self, block: RecordedBlock) -> list[Tensor]:
         """The block's inputs by example, one tensor [B, R, features...] a use."""
         layout = self.layouts[block.name]
-        values = [self._unchanged(use, block) for use in self.uses.get(block.name, [])]
+        values = [use.value for use in self.uses.get(block.name, [])]
         return [layout.by_example(value, block.input_axes(value), self.batch) for value in values]
 
     def output_gradients(self, block: RecordedBlock, gradients: Gradients) -> list[Tensor]:
@@ -80,6 +85,8 @@ class Recording:
             block: The block.
             rotate: Applied to the channels [N, G, C, S] of the inputs before they are unfolded (shared offsets only).
         """
+        if not block.has_weight:
+            return torch.ones(self.batch, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
         parts = []
         for value in self.inputs(block):
             rows = value.to(self.dtype).flatten(0, 1)
@@ -132,22 +139,20 @@ class Recording:
 
     def _normalise(self, block: NormBlock, use: Use) -> Tensor:
         """A norm's input before scale and shift, [B, R, features...]; kept, since every cotangent needs it."""
-        key = id(use)
+        layout = self.layouts[block.name]
+        key = (id(use), layout)
         if key not in self._normalised:
-            value = block.normalised(self._unchanged(use, block))
-            layout = self.layouts[block.name]
+            value = block.normalised(use.value)
             self._normalised[key] = layout.by_example(value, block.input_axes(value), self.batch).to(self.dtype)
         return self._normalised[key]
 
-    @staticmethod
-    def _unchanged(use: Use, block: RecordedBlock) -> Tensor:
-        if use.value._version != use.version:
+    def check_unchanged(self, block: RecordedBlock) -> None:
+        """Raise ModelError if an input that the gradient needs was changed in place after the layer had used it."""
+        if block.reads_input and any(use.value._version != use.version for use in self.uses.get(block.name, [])):
             raise ModelError(
                 f"The input of layer '{block.name}' is changed in place after the layer used it, so its gradient "
-                "cannot be "
-                "formed. Use the out-of-place operation there."
+                "cannot be formed. Use the out-of-place operation there."
             )
-        return use.value
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:
@@ -179,14 +184,11 @@ class Tape:
             sites: What to watch.
             layouts: Where each block's batch axis is.
             dtype: In which precision canonical forms are given.
-
-        ``broadcast`` names the blocks that were called with one row for the whole batch; it grows while recording.
         """
         self.model = model
         self.sites = sites
         self.layouts = layouts
         self.dtype = dtype
-        self.broadcast: set[str] = set()
         self._recording: Recording | None = None
 
     @contextmanager
@@ -203,37 +205,40 @@ class Tape:
                     undo.callback(delattr, site.module, "forward")
             yield
 
-    def record(self, batch: Batch, where: str) -> Recording:
+    def record(self, batch: Batch) -> Recording:
         """Run the model on a batch inside `attached`."""
         recording = Recording(batch.size, self.layouts, self.dtype)
         self._recording = recording
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
-                recording.logits = run_model(self.model, batch, where)
+                recording.logits = run_model(self.model, batch)
         finally:
             self._recording = None
+        for site in self.sites:
+            for block in site.blocks:
+                recording.check_unchanged(block)
         return recording
 
-    def _emit(self, site: Site, parts: Mapping[int, slice | None], value: Tensor, output: Tensor) -> Tensor:
+    def _emit(self, site: Site, parts: Mapping[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
-        if recording.batch > 1 and value.dim() and len(value) == 1 and len(output) == 1:
-            value = value.expand(recording.batch, *value.shape[1:])  # one row that stands for the whole batch
+        names = [block.name for block in site.blocks if block.name in parts]
+        if recording.batch > 1 and any(self.layouts[name] is Layout.SHARED for name in names):
+            value = value.expand(recording.batch, *value.shape[1:])
             output = output.expand(recording.batch, *output.shape[1:])
-            self.broadcast |= {site.blocks[index].name for index in parts}
-        for index, part in parts.items():
-            recording.add(site.blocks[index].name, value, output, part)
+        for name in names:
+            recording.add(name, value, output, parts[name])
         return output
 
     def _hook(self, site: Site) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            return self._emit(site, {0: None}, args[0] if args else kwargs["input"], output)
+            return self._emit(site, {site.blocks[0].name: None}, args[0] if args else kwargs["input"], output)
 
         return hook
 
     def _stand_in(self, site: Site) -> Callable[..., object]:
-        def emit(parts: dict[int, slice | None], value: Tensor, output: Tensor) -> Tensor:
+        def emit(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
             return self._emit(site, parts, value, output)
 
         def forward(*args: Any, **kwargs: Any) -> object:
@@ -245,11 +250,18 @@ class Tape:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; afterwards each in the mode it had."""
+    """Every module in eval mode; afterwards each in the mode it had, and with the weights it had.
+
+    An embedding with ``max_norm`` changes its weights whenever it is used.
+    """
     training = [module for module in model.modules() if module.training]
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
     model.eval()
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        for embedding, weight in kept:
+            embedding.weight.detach().copy_(weight)

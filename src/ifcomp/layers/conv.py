@@ -28,8 +28,7 @@ class ConvBlock(KroneckerBlock):
         return len(self.module.kernel_size) + 1
 
     def positions(self, rows: Tensor) -> Tensor:
-        patches = unfold(rows, self.module)
-        return patches if self.has_weight else patches[:, :, :0]
+        return unfold(rows, self.module)
 
     def outputs(self, rows: Tensor) -> Tensor:
         return rows.reshape(len(rows), self.groups, self.rows, -1)

@@ -1,15 +1,16 @@
 """Check every rule against autograd on a few examples of the user's own data before trusting it.
 
 A rule can be wrong for a model although it is right for the module: the batch may not be the first axis, a weight may
-also be used by a function call elsewhere, a row may be shared by the whole batch. So the gradient that each block
-gives for one example is compared with autograd's. A block finds its layout in this way, and a block for which none
-fits is demoted: its parameters become *other* parameters, which are slower but always exact.
+also be used by a function call elsewhere, a row may be shared by the whole batch. So the gradients that each block
+gives for single examples are compared with autograd's. A block finds its layout in this way, and a block for which
+none fits is demoted: its parameters become *other* parameters, which are slower but always exact.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,38 @@ from ifcomp.layers.inventory import Inventory
 _EXAMPLES = 3
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What the check found.
+
+    Attributes:
+        inventory: All blocks, those whose rule does not hold demoted.
+        layouts: Where each recorded block has its batch axis.
+        order: Names of the recorded blocks in the order in which the model ran them.
+    """
+
+    inventory: Inventory
+    layouts: Mapping[str, Layout]
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """Autograd's gradients for one example alone, and the output gradients to reproduce them from."""
+
+    example: int
+    parameters: Mapping[str, Tensor]
+    outputs: Gradients
+    largest: float
+
+
 def examine(
-    model: nn.Module, inventory_without: Callable[[Iterable[str]], Inventory], batch: Batch, dtype: torch.dtype
-) -> tuple[Inventory, dict[str, Layout]]:
+    model: nn.Module,
+    inventory_without: Callable[[Iterable[str]], Inventory],
+    batch: Batch,
+    dtype: torch.dtype,
+    likely: Mapping[str, Layout],
+) -> Examined:
     """Find the layout of every block, and which blocks' rules hold.
 
     Args:
@@ -34,101 +64,132 @@ def examine(
         inventory_without: The model's inventory with the named blocks demoted to other parameters.
         batch: A batch of real data; three of its examples are used.
         dtype: The precision of canonical forms.
-
-    Returns:
-        The inventory, and where the batch axis of each recorded block is.
+        likely: Layouts that are tried first: those found before.
 
     Raises:
-        ModelError: If an example's logits depend on the other examples of its batch.
+        ModelError: If an example's logits depend on the other examples of its batch, on chance, or on no parameter.
     """
-    batch = batch.select(torch.arange(_EXAMPLES) % batch.size)
+    batch = _telling(batch)
     demoted: set[str] = set()
+    layouts = dict(likely)
+    order: tuple[str, ...] = ()
     while True:
         inventory = inventory_without(demoted)
-        tape = Tape(model, inventory.sites, dict.fromkeys(_names(inventory), Layout.FIRST), dtype)
+        names = [block.name for block in inventory.recorded]
+        tape = Tape(model, inventory.sites, {name: layouts.get(name, Layout.FIRST) for name in names}, dtype)
+        shared = {name for name in names if layouts.get(name) is Layout.SHARED}
         try:
             with tape.attached():
-                recording = tape.record(batch, "first batch")
-                _check_independence(model, batch, recording.logits)
-                layouts = _find_layouts(model, inventory, recording)
+                recording = tape.record(batch.to(next(model.parameters()).device))
+                _check_logits(model, batch, recording.logits)
+                found = _find_layouts(model, inventory, recording)
+                order = order or tuple(recording.uses)
         except RuntimeError:
-            if not tape.broadcast - demoted:
+            if not shared:
                 raise
-            demoted |= tape.broadcast  # the model cannot take a row that was repeated for the batch
+            demoted |= shared  # the model cannot take a row that was repeated for the batch
             continue
-        failed = {name for name, layout in layouts.items() if layout is None}
-        if not failed:
-            return inventory, {name: layout for name, layout in layouts.items() if layout is not None}
+        newly_shared = {name for name in names if found[name] is Layout.SHARED and name not in shared}
+        failed = {name for name, layout in found.items() if layout is None}
+        if not newly_shared and not failed:
+            return Examined(inventory, {name: found[name] or Layout.FIRST for name in names}, order)
+        layouts |= dict.fromkeys(newly_shared, Layout.SHARED)
         demoted |= failed
 
 
-def _names(inventory: Inventory) -> list[str]:
-    return [block.name for block in inventory.recorded]
+def _telling(batch: Batch) -> Batch:
+    """Examples that tell most: a blank one has no gradient, and every layout would do."""
+    sizes = torch.zeros(batch.size)
+    for value in batch.tensors():
+        if value.is_floating_point() and value.dim() and len(value) == batch.size:
+            sizes += value.detach().reshape(batch.size, -1).norm(dim=1).float().cpu()
+    order = sizes.argsort(descending=True, stable=True)
+    return batch.select(order[torch.arange(_EXAMPLES) % batch.size])
 
 
-def _check_independence(model: nn.Module, batch: Batch, logits: Tensor) -> None:
-    alone = run_model(model, batch.select(slice(batch.size - 1, batch.size)), "first batch")[0]
-    if not _close(alone.detach(), logits[-1].detach()):
+def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
+    if not logits.requires_grad:
+        raise ModelError(
+            "The logits carry no gradient: the model detaches them or runs under no_grad. Return logits that autograd "
+            "can follow back to the parameters."
+        )
+    with torch.no_grad():
+        alone = run_model(model, batch.select(slice(batch.size - 1, batch.size)).to(logits.device))[0]
+        again = run_model(model, batch.to(logits.device))
+    if not _close(again, logits.detach()):
+        raise ModelError(
+            "The logits of the same batch differ from run to run, so the model is random even in eval mode. "
+            "Usual cause: functional.dropout without training=self.training."
+        )
+    if not _close(alone, logits[-1].detach()):
         raise ModelError(
             "The logits of an example depend on the other examples of its batch, so examples have no gradients of "
-            "their own. "
-            "Usual causes: BatchNorm with track_running_stats=False, or an axis other than the first as the batch. "
-            f"Difference in the first batch: {float((alone - logits[-1]).detach().abs().max()):.3g}."
+            "their own. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
+            "batch. "
+            f"Difference in the first batch: {float((alone - logits[-1].detach()).abs().max()):.3g}."
         )
 
 
 def _find_layouts(model: nn.Module, inventory: Inventory, recording: Recording) -> dict[str, Layout | None]:
-    logits = recording.logits
-    generator = torch.Generator().manual_seed(0)
-    cotangent = torch.zeros(logits.shape, dtype=logits.dtype)
-    cotangent[-1] = torch.randn(logits.shape[1], generator=generator).to(logits.dtype)
-    cotangent = cotangent.to(logits.device)
     names = sorted({name for block in inventory.recorded for name in block.parameters})
+    truths = [_truth(model, names, recording, example) for example in range(recording.batch)]
+    return {block.name: _find_layout(block, recording, truths) for block in inventory.recorded}
+
+
+def _truth(model: nn.Module, names: list[str], recording: Recording, example: int) -> _Truth:
+    logits = recording.logits
+    cotangent = torch.zeros_like(logits)
+    cotangent[example] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0)).to(logits)
     parameters = [model.get_parameter(name) for name in names]
     found = torch.autograd.grad(logits, parameters, cotangent, retain_graph=True, allow_unused=True) if names else ()
-    truth = {
+    gradients = {
         name: (torch.zeros_like(parameter) if gradient is None else gradient).detach()
         for name, parameter, gradient in zip(names, parameters, found, strict=True)
     }
-    floor = max((float(gradient.double().norm()) for gradient in truth.values()), default=0.0)
-    gradients = recording.backward(cotangent)
-    return {block.name: _find_layout(block, recording, gradients, truth, floor) for block in inventory.recorded}
+    largest = max((float(gradient.double().norm()) for gradient in gradients.values()), default=0.0)
+    return _Truth(example, gradients, recording.backward(cotangent), largest)
 
 
-def _find_layout(
-    block: RecordedBlock, recording: Recording, gradients: Gradients, truth: Mapping[str, Tensor], floor: float
-) -> Layout | None:
-    """The first layout with which the block reproduces autograd's gradient of the last example."""
+def _find_layout(block: RecordedBlock, recording: Recording, truths: list[_Truth]) -> Layout | None:
+    """The first layout with which the block reproduces autograd's gradient of every example.
+
+    A row that may be shared by the batch, and is not repeated yet, is taken at its word: the next round checks it.
+    """
     uses = recording.uses.get(block.name, [])
-    for layout in Layout:
-        if not all(layout.fits(use.value.shape, block.input_axes(use.value), recording.batch) for use in uses):
+    if not uses:
+        unused = all(not truth.parameters[name].any() for truth in truths for name in block.parameters)
+        return Layout.FIRST if unused else None
+    likely = recording.layouts[block.name]
+    repeated = likely is Layout.SHARED
+    for layout in [likely] if repeated else dict.fromkeys([likely, *Layout]):
+        shapes = [(use.value.shape, block.input_axes(use.value)) for use in uses]
+        if layout is Layout.SHARED and not repeated:
+            return layout if all(layout.fits(shape, axes, recording.batch) for shape, axes in shapes) else None
+        if not repeated and not all(layout.fits(shape, axes, recording.batch) for shape, axes in shapes):
             continue
         recording.layouts = {**recording.layouts, block.name: layout}
-        if _reproduces(block, recording, gradients, truth, floor):
+        if all(_reproduces(block, recording, truth) for truth in truths):
             return layout
     return None
 
 
-def _reproduces(
-    block: RecordedBlock, recording: Recording, gradients: Gradients, truth: Mapping[str, Tensor], floor: float
-) -> bool:
-    if not recording.used(block):
-        return all(not truth[name].any() for name in block.parameters)
+def _reproduces(block: RecordedBlock, recording: Recording, truth: _Truth) -> bool:
+    example, outputs = truth.example, truth.outputs
     if isinstance(block, KroneckerBlock):
-        a, b = recording.columns(block)[-1], recording.rows(block, gradients)[-1]
-        return _close(b @ a.transpose(-1, -2), block.gradient_matrix(dict(truth)), floor)
+        a, b = recording.columns(block)[example], recording.rows(block, outputs)[example]
+        return _close(b @ a.transpose(-1, -2), block.gradient_matrix(dict(truth.parameters)), truth.largest)
     if isinstance(block, IndexedBlock):
-        indices, b = recording.indices(block)[-1], recording.looked_up(block, gradients)[-1]
+        indices, b = recording.indices(block)[example], recording.looked_up(block, outputs)[example]
         table = b.new_zeros(block.entries, block.width).index_add(0, indices, b)
-        return _close(table, truth[block.parameters[0]], floor)
+        return _close(table, truth.parameters[block.parameters[0]], truth.largest)
     assert isinstance(block, NormBlock)
-    vector = torch.cat([truth[name].flatten() for name in block.parameters])
-    return _close(recording.scale_and_shift(block, gradients)[-1], vector, floor)
+    vector = torch.cat([truth.parameters[name].flatten() for name in block.parameters])
+    return _close(recording.scale_and_shift(block, outputs)[example], vector, truth.largest)
 
 
-def _close(value: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
-    """Equal up to rounding in the coarser of the two precisions; ``floor`` is the size of the largest gradient."""
+def _close(value: Tensor, truth: Tensor, largest: float = 0.0) -> bool:
+    """Equal up to rounding in the coarser of the two precisions; ``largest`` is the size of the largest gradient."""
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(truth.dtype).eps)
     error = float((value.double() - truth.double()).norm())
     size = float(truth.double().norm())
-    return error <= math.sqrt(precision) * size + 10 * precision * floor
+    return error <= math.sqrt(precision) * size + 10 * precision * largest

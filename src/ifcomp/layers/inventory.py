@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ifcomp.errors import ModelError, NonFiniteError, SettingError, UncoveredParametersError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, OtherBlock, RecordedBlock, Site
@@ -90,7 +91,10 @@ class Inventory:
     @property
     def coverage(self) -> Coverage:
         """The table of what is covered."""
-        rows = [CoverageRow(block.name, block.kind, treatment(block), block.size, True) for block in self.blocks]
+        rows = [
+            CoverageRow(block.name or "(model)", block.kind, treatment(block), block.size, True)
+            for block in self.blocks
+        ]
         return Coverage((*rows, *self.left_out))
 
 
@@ -113,10 +117,10 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
 
     Raises:
         UncoveredParametersError: Lists all parameters that cannot be covered.
-        SettingError: If ``layers`` matches nothing.
         ModelError: If no parameter is trainable.
         NonFiniteError: If a parameter or buffer is not finite.
     """
+    check_model(model)
     owned = [
         (qualified(prefix, name), parameter)
         for prefix, module in model.named_modules()
@@ -124,15 +128,11 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
         if parameter is not None
     ]
     offenders = dict(_offences(model))
-    lazy = [name for name, parameter in owned if isinstance(parameter, UninitializedParameter)]
-    if lazy:
-        raise ModelError(
-            f"Parameters are not initialised yet: {', '.join(lazy)}. Run one batch through the model first."
-        )
-    _check_finite(model)
     trainable = {name: parameter for name, parameter in owned if parameter.requires_grad}
     if not trainable:
-        raise ModelError("No parameter of the model is trainable. Call model.requires_grad_(True) first.")
+        raise ModelError(
+            "No parameter of the model is trainable, all are frozen. Call model.requires_grad_(True) first."
+        )
     if offenders and not selection.skip_uncovered:
         raise _uncovered(offenders, {name: parameter.numel() for name, parameter in owned})
 
@@ -145,16 +145,15 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
         if name not in claimed and name not in offenders
     )
     left_out = [
-        CoverageRow(name, "parameter", "frozen", parameter.numel(), False)
+        CoverageRow(name, "-", "frozen", parameter.numel(), False)
         for name, parameter in _unique(dict(owned)).items()
         if not parameter.requires_grad
     ]
     left_out += [
-        CoverageRow(name, "parameter", f"skipped: {reason}", trainable[name].numel(), False)
+        CoverageRow(name, "-", f"skipped: {reason}", trainable[name].numel(), False)
         for name, reason in offenders.items()
     ]
-    inventory = Inventory(tuple(sites), others, tuple(left_out))
-    return inventory if selection.layers is None else _restrict(inventory, selection.layers)
+    return Inventory(tuple(sites), others, tuple(left_out))
 
 
 def _uses(owned: list[tuple[str, nn.Parameter]]) -> Mapping[str, int]:
@@ -196,7 +195,7 @@ def _offences(model: nn.Module) -> Iterable[tuple[str, str]]:
     """Trainable parameters that no rule and no per-example gradient can treat, with the reason."""
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.requires_grad or isinstance(parameter, UninitializedParameter):
+            if parameter is None or not parameter.requires_grad:
                 continue
             if parameter.is_complex():
                 yield qualified(prefix, name), "complex numbers"
@@ -218,41 +217,74 @@ def _uncovered(offenders: Mapping[str, str], sizes: Mapping[str, int]) -> Uncove
     )
 
 
-def _check_finite(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Raise ModelError or NonFiniteError for a model that cannot be used whatever the data is."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, value in tensors if isinstance(value, UninitializedParameter | UninitializedBuffer)]
+    if lazy:
+        raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
+    if any(value.is_inference() for _, value in tensors):
+        raise ModelError(
+            "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "
+            "torch.inference_mode()."
+        )
+    mixing = [
+        name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.running_mean is None
+    ]
+    if mixing:
+        raise ModelError(
+            f"BatchNorm with track_running_stats=False ({', '.join(mixing)}) lets the logits of an example depend on "
+            "the other examples of its batch, so examples have no gradients of their own. Use running statistics."
+        )
     wrong = [
         name
-        for name, value in [*model.named_parameters(), *model.named_buffers()]
+        for name, value in tensors
         if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(value.detach()).all()
     ]
     if wrong:
         raise NonFiniteError(f"The model has NaN or infinite values in {', '.join(wrong)}. Load a sound checkpoint.")
 
 
-def _restrict(inventory: Inventory, layers: str | tuple[str, ...]) -> Inventory:
-    """Keep only the blocks that ``layers`` names."""
-    names = [block.name for block in inventory.blocks]
-    if layers == "last":
-        weight_layers = [block.name for block in inventory.recorded if isinstance(block, KroneckerBlock)]
-        keep = set(weight_layers[-1:])
-    else:
-        patterns = [layers] if isinstance(layers, str) else list(layers)
-        unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
-        if unmatched:
-            raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
-        keep = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
-    if not keep:
-        raise SettingError(f"layers={layers!r} selects no layer. There are: {', '.join(names)}.")
-    sites = [
-        Site(site.module, tuple(block for block in site.blocks if block.name in keep), site.forward)
-        for site in inventory.sites
-    ]
+def restrict(
+    inventory: Inventory, layers: str | tuple[str, ...] | None, complete: Inventory, order: Sequence[str] | None = None
+) -> Inventory:
+    """Keep only the blocks that ``layers`` names.
+
+    Args:
+        inventory: The blocks, some perhaps demoted to other parameters.
+        layers: None for all; ``"last"``; or names and shell-style patterns.
+        complete: The inventory before anything was demoted: what the names mean.
+        order: Names of the recorded blocks in the order in which they run, where that is known; else as defined.
+
+    Raises:
+        SettingError: If a pattern matches nothing.
+    """
+    if layers is None:
+        return inventory
+    chosen = [block for block in complete.blocks if block.name in _chosen(complete, layers, order)]
+    names = {block.name for block in chosen}
+    parameters = {name for block in chosen for name in block.parameters}
+    sites = [replace(site, blocks=tuple(b for b in site.blocks if b.name in names)) for site in inventory.sites]
+    others = [block for block in inventory.others if block.name in names or block.name in parameters]
+    kept = {block.name for site in sites for block in site.blocks} | {block.name for block in others}
     left_out = [
         CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
         for block in inventory.blocks
-        if block.name not in keep
+        if block.name not in kept
     ]
-    return Inventory(
-        tuple(site for site in sites if site.blocks),
-        tuple(block for block in inventory.others if block.name in keep),
-        (*inventory.left_out, *left_out),
-    )
+    return Inventory(tuple(site for site in sites if site.blocks), tuple(others), (*inventory.left_out, *left_out))
+
+
+def _chosen(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:
+    names = [block.name for block in inventory.blocks]
+    if layers == "last":
+        weights = {block.name for block in inventory.recorded if isinstance(block, KroneckerBlock)}
+        running = [name for name in (names if order is None else order) if name in weights]
+        if not running:
+            raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")
+        return {running[-1]}
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+    if unmatched or not patterns:
+        raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
+    return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}

@@ -18,7 +18,7 @@ class LinearBlock(KroneckerBlock):
         return 1
 
     def positions(self, rows: Tensor) -> Tensor:
-        return rows[:, None, :, None] if self.has_weight else rows[:, None, :0, None]
+        return rows[:, None, :, None]
 
     def outputs(self, rows: Tensor) -> Tensor:
         return rows[:, None, :, None]

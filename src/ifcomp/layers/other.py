@@ -69,7 +69,7 @@ def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, c
     own = [model.get_parameter(name) for name in parameters]
     rows: list[list[tuple[Tensor | None, ...]]] = []
     for index, example in enumerate(batch.split(1)):
-        logits = run_model(model, example, "per-example gradients")
+        logits = run_model(model, example)
         rows.append(
             [
                 torch.autograd.grad(

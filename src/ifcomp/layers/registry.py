@@ -35,8 +35,11 @@ class Selection:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        if self.sua not in ("auto", True, False):
+        if not (isinstance(self.sua, bool) or self.sua == "auto"):
             raise SettingError(f"sua must be True, False or 'auto', but is {self.sua!r}.")
+        named = (self.layers,) if isinstance(self.layers, str) else self.layers
+        if named is not None and not (isinstance(named, tuple) and all(isinstance(name, str) for name in named)):
+            raise SettingError(f"layers must be None, 'last', or names and patterns, but is {self.layers!r}.")
 
 
 Rule = Callable[[str, nn.Module, Selection], Site | None]

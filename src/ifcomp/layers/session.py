@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ifcomp.batches import Batch, check_inputs, check_labels
-from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
+from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording, Tape
 from ifcomp.layers.examine import examine
-from ifcomp.layers.inventory import Inventory
+from ifcomp.layers.inventory import restrict, take_inventory
 from ifcomp.layers.other import other_gradients
+from ifcomp.layers.registry import Selection
+
+LabelUse = Literal["needed", "optional", "unused"]
 
 #: What one piece of a batch may hold, in bytes.
 PIECE_BYTES = 512 * 2**20
@@ -32,25 +37,32 @@ class Session:
     """The model as it is recorded. Made from one real batch, on which every rule is checked."""
 
     def __init__(
-        self, model: nn.Module, inventory_without: Callable[[Iterable[str]], Inventory], first_batch: Batch
+        self, model: nn.Module, selection: Selection, first_batch: Batch, likely: Mapping[str, Layout] | None = None
     ) -> None:
         """Check the model on a few examples and find where each layer's batch axis is.
 
         Args:
             model: The classifier.
-            inventory_without: Its inventory with some blocks demoted; see `examine`.
+            selection: What the user wants covered.
             first_batch: Some real data.
+            likely: Layouts that an earlier session found.
         """
         doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self.model = model
         self.device = next(model.parameters()).device
         self.dtype = torch.float64 if doubles else torch.float32
-        check_inputs(first_batch, "first batch")
-        self.inventory, layouts = examine(model, inventory_without, first_batch.to(self.device), self.dtype)
-        self._tape = Tape(model, self.inventory.sites, layouts, self.dtype)
+        check_inputs(first_batch)
+        complete = take_inventory(model, selection)
+        restrict(complete, selection.layers, complete)
+        examined = examine(
+            model, lambda demoted: take_inventory(model, selection, demoted), first_batch, self.dtype, likely or {}
+        )
+        self.layouts = examined.layouts
+        self.inventory = restrict(examined.inventory, selection.layers, complete, examined.order)
+        self._tape = Tape(model, self.inventory.sites, examined.layouts, self.dtype)
         self._others = [block.name for block in self.inventory.others]
         with self.attached():
-            recording = self.record(first_batch.select(slice(0, 1)), "first batch")
+            recording = self._tape.record(first_batch.select(slice(0, 1)).to(self.device))
         self.num_classes = recording.logits.shape[1]
         outputs = {
             block: sum(use.shape.numel() for use in recording.uses.get(block.name, [])) for block in self.recorded
@@ -77,7 +89,8 @@ class Session:
 
     def zeros(self, *shape: int) -> Tensor:
         """An accumulator on the model's device."""
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        with self.computing():
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -85,27 +98,40 @@ class Session:
         with self._tape.attached():
             yield
 
-    def record(self, batch: Batch, where: str) -> Recording:
-        """Check a batch and run the model on it, inside `attached`."""
-        batch = batch.to(self.device)
-        check_inputs(batch, where)
-        return self._tape.record(batch, where)
+    @staticmethod
+    @contextmanager
+    def computing() -> Iterator[None]:
+        """No graph, and tensors that can be used later, whatever modes a loader left behind."""
+        with torch.inference_mode(False), torch.no_grad():
+            yield
 
-    def other_gradients(self, batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+    def pieces(self, batches: Iterable[Batch], cotangents: int, labels: LabelUse) -> Iterator[Batch]:
+        """Check batches and split them so that a piece's recording, with its cotangents, fits in memory.
+
+        Args:
+            batches: What the user gave.
+            cotangents: How many will be asked for.
+            labels: Whether they must be there, are used if they are there, or are not used.
+        """
+        entries = self._entries_per_example + min(cotangents, COTANGENTS_AT_ONCE) * self._entries_per_cotangent
+        budget = PIECE_BYTES * 8 // torch.finfo(self.dtype).bits
+        size = max(1, min(_MOST_EXAMPLES, budget // max(entries, 1)))
+        for batch in batches:
+            check_inputs(batch)
+            unlike_labels = batch.labels is None or (labels == "unused" and batch.labels.is_floating_point())
+            if labels == "needed" or not unlike_labels:
+                batch = replace(batch, labels=check_labels(batch, self.num_classes))
+            else:
+                batch = replace(batch, labels=None)
+            yield from (piece.to(self.device) for piece in batch.split(size))
+
+    def record(self, piece: Batch) -> Recording:
+        """Run the model on a piece, inside `attached`."""
+        return self._tape.record(piece)
+
+    def other_gradients(self, piece: Batch, cotangents: Tensor) -> dict[str, Tensor]:
         """Per-example gradients [C, B, P] of the parameters that no rule covers."""
         if not self._others:
             return {}
-        found = other_gradients(self.model, self._others, batch.to(self.device), cotangents)
+        found = other_gradients(self.model, self._others, piece, cotangents)
         return {name: gradient.to(self.dtype) for name, gradient in found.items()}
-
-    def pieces(self, batch: Batch, cotangents: int) -> Iterator[Batch]:
-        """Split a batch so that the recording of a piece, with the cotangents held at once, fits in memory."""
-        entries = self._entries_per_example + min(cotangents, COTANGENTS_AT_ONCE) * self._entries_per_cotangent
-        budget = PIECE_BYTES * 8 // torch.finfo(self.dtype).bits
-        return batch.split(max(1, min(_MOST_EXAMPLES, budget // max(entries, 1))))
-
-    def check_labels(self, batch: Batch, num_classes: int, where: str, needed: bool) -> Tensor | None:
-        """Labels as integers; None where there are none, or none that could be labels, and they are not needed."""
-        if not needed and (batch.labels is None or batch.labels.is_floating_point() or batch.labels.dim() != 1):
-            return None
-        return check_labels(batch.labels, num_classes, batch.size, where)

@@ -21,8 +21,8 @@ SUM_TOLERANCE = 1e-3
 def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = 20) -> float:
     """Mean distance between confidence and accuracy over bins with equally many examples; smaller is better.
 
-    Examples are sorted by confidence (the largest probability) and cut into bins whose sizes differ by at most one; each
-    bin counts ``|mean confidence - accuracy|``, weighted by its size.
+    Examples are sorted by confidence (the largest probability) and cut into bins whose sizes differ by at most one;
+    each bin counts ``|mean confidence - accuracy|``, weighted by its size.
 
     Args:
         probabilities: [N, K], rows sum to 1.
