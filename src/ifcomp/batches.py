@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,7 +110,8 @@ def as_batch(item: Any, labels: Any = None, where: str = "batch 0") -> Batch:
             f"{where}: no input tensor with a batch axis. Convert arrays and lists with torch.as_tensor and stack the "
             "examples."
         )
-    return Batch(args, kwargs, _as_labels(own if labels is None else labels, where), len(tensors[0]), where)
+    size = Counter(len(value) for value in tensors).most_common(1)[0][0]  # some inputs may have no batch axis
+    return Batch(args, kwargs, _as_labels(own if labels is None else labels, where), size, where)
 
 
 def as_batches(data: Iterable[Any]) -> Iterator[Batch]:

@@ -95,8 +95,8 @@ class IFComp:
         self._session: Session | None = None
         self._fingerprint: dict[str, str] = {}
         self._layouts: Mapping[str, Layout] = {}
-        self._checksums: list[tuple[int, complex]] = []
-        self._inverted: tuple[Damping, dict[str, Weights]] | None = None
+        self._checksums: list[tuple[int, int, complex]] = []
+        self._inverted: tuple[Factors, Damping, dict[str, Weights]] | None = None
 
     @property
     def beta(self) -> float:
@@ -323,9 +323,9 @@ class IFComp:
             self._check_shapes(factors, session.inventory, "memory")
             self._session = session
         with self._session.computing():
-            if self._inverted is None or self._inverted[0] != damping:
-                self._inverted = (damping, invert(factors, damping))
-        return Evaluation(self._session, factors, self._inverted[1], damping)
+            if self._inverted is None or self._inverted[:2] != (factors, damping):
+                self._inverted = (factors, damping, invert(factors, damping))
+        return Evaluation(self._session, factors, self._inverted[2], damping)
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -366,7 +366,7 @@ class IFComp:
             )
 
 
-def _checksums(model: nn.Module) -> list[tuple[int, complex]]:
-    """A cheap look at every tensor of the model: where it is and what it sums to."""
-    tensors = [value.detach() for value in (*model.parameters(), *model.buffers())]
-    return [(value.data_ptr(), complex(value.sum())) for value in tensors]
+def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
+    """A cheap look at every tensor of the model: where it is, how often it was changed and what it sums to."""
+    tensors = (*model.parameters(), *model.buffers())
+    return [(value.data_ptr(), value._version, complex(value.detach().sum())) for value in tensors]

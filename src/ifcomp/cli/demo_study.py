@@ -40,7 +40,7 @@ from ifcomp.cli.demo_results import (
 )
 from ifcomp.tasks.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood
 
-#: Wrong labels are learnt late, so training with them stops early; without them the validation NLL falls for longer.
+#: Wrong labels are learnt last: training with them stops before most are memorised; without them it can go on.
 EPOCHS = 12
 EPOCHS_CLEANED = 40
 BATCH_SIZE = 50

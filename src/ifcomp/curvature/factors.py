@@ -17,7 +17,7 @@ from torch import Tensor
 from ifcomp.errors import MergeError, SettingError
 
 #: How many times the precision rounding may leave, relative to the largest, of a gradient that should be zero.
-_ROUNDINGS = 256
+_ROUNDINGS = 128
 
 FisherKind = Literal["sampled", "exact", "empirical"]
 
@@ -61,7 +61,7 @@ class FitSettings:
             raise SettingError(f"seed must be a whole number, but is {self.seed!r}.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Covariance:
     """Sums over examples and positions of the outer products of a Kronecker block.
 
@@ -74,7 +74,7 @@ class Covariance:
     outputs: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Covariances:
     """What the first pass leaves: one `Covariance` for each Kronecker block, over ``count`` examples.
 
@@ -97,7 +97,7 @@ class Covariances:
         return Covariances(merged, self.count + other.count)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """Eigenvectors of a Kronecker block's covariances, in columns.
 
@@ -110,7 +110,7 @@ class Basis:
     outputs: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockFactors:
     """The curvature of one block: ``Q diag(Lambda) Q^T``.
 
@@ -132,7 +132,7 @@ class BlockFactors:
         return tuple(self.second_moments.shape), inputs, outputs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factors:
     """The fitted curvature of a model.
 

@@ -9,7 +9,7 @@ none fits is demoted: its parameters become *other* parameters, which are slower
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, run_model
 from ifcomp.errors import ModelError
-from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
+from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use
 from ifcomp.layers.capture import Gradients, Recording, Tape
 from ifcomp.layers.inventory import Inventory
 
 #: Examples in the check: more than two, so that few other axes have the same length.
 _EXAMPLES = 3
+
+#: How often other examples are tried when those so far say nothing about a block.
+_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -69,42 +72,51 @@ def examine(
     Raises:
         ModelError: If an example's logits depend on the other examples of its batch, on chance, or on no parameter.
     """
-    batch = _telling(batch)
+    device = next(model.parameters()).device
     demoted: set[str] = set()
-    layouts = dict(likely)
+    shared = {name for name, layout in likely.items() if layout is Layout.SHARED}
     order: tuple[str, ...] = ()
     while True:
         inventory = inventory_without(demoted)
         names = [block.name for block in inventory.recorded]
-        tape = Tape(model, inventory.sites, {name: layouts.get(name, Layout.FIRST) for name in names}, dtype)
-        shared = {name for name in names if layouts.get(name) is Layout.SHARED}
+        assumed = {name: Layout.SHARED if name in shared else likely.get(name, Layout.FIRST) for name in names}
+        tape = Tape(model, inventory.sites, assumed, dtype)
+        found: dict[str, Layout | None] = {}
         try:
             with tape.attached():
-                recording = tape.record(batch.to(next(model.parameters()).device))
-                _check_logits(model, batch, recording.logits)
-                found = _find_layouts(model, inventory, recording)
-                order = order or tuple(recording.uses)
+                for examples in _telling(batch):
+                    recording = tape.record(examples.to(device))
+                    _check_logits(model, examples, recording.logits)
+                    order = order or tuple(recording.uses)
+                    open_blocks = [block for block in inventory.recorded if block.name not in found]
+                    found |= _find_layouts(model, open_blocks, recording)
+                    if len(found) == len(names):
+                        break
         except RuntimeError:
-            if not shared:
+            if not shared - demoted:
                 raise
             demoted |= shared  # the model cannot take a row that was repeated for the batch
             continue
-        newly_shared = {name for name in names if found[name] is Layout.SHARED and name not in shared}
-        failed = {name for name, layout in found.items() if layout is None}
+        layouts = {name: found.get(name, likely.get(name)) for name in names}
+        failed = {name for name, layout in layouts.items() if layout is None}
+        newly_shared = {name for name, layout in layouts.items() if layout is Layout.SHARED} - shared
         if not newly_shared and not failed:
-            return Examined(inventory, {name: found[name] or Layout.FIRST for name in names}, order)
-        layouts |= dict.fromkeys(newly_shared, Layout.SHARED)
+            return Examined(inventory, {name: layout for name, layout in layouts.items() if layout}, order)
+        shared |= newly_shared
         demoted |= failed
 
 
-def _telling(batch: Batch) -> Batch:
-    """Examples that tell most: a blank one has no gradient, and every layout would do."""
+def _telling(batch: Batch) -> Iterator[Batch]:
+    """A few examples at a time, those with large inputs first: a blank one has no gradient, and every layout would
+    do.
+    """
     sizes = torch.zeros(batch.size)
     for value in batch.tensors():
         if value.is_floating_point() and value.dim() and len(value) == batch.size:
             sizes += value.detach().reshape(batch.size, -1).norm(dim=1).float().cpu()
     order = sizes.argsort(descending=True, stable=True)
-    return batch.select(order[torch.arange(_EXAMPLES) % batch.size])
+    for first in range(0, min(batch.size, _TRIES * _EXAMPLES), _EXAMPLES):
+        yield batch.select(order[(first + torch.arange(_EXAMPLES)) % batch.size])
 
 
 def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
@@ -130,10 +142,28 @@ def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
         )
 
 
-def _find_layouts(model: nn.Module, inventory: Inventory, recording: Recording) -> dict[str, Layout | None]:
-    names = sorted({name for block in inventory.recorded for name in block.parameters})
+def _find_layouts(model: nn.Module, blocks: Sequence[RecordedBlock], recording: Recording) -> dict[str, Layout | None]:
+    """The layout of every block, None where none fits; blocks that the examples say nothing about are left out."""
+    names = sorted({name for block in blocks for name in block.parameters})
     truths = [_truth(model, names, recording, example) for example in range(recording.batch)]
-    return {block.name: _find_layout(block, recording, truths) for block in inventory.recorded}
+    telling = [block for block in blocks if not _ambiguous(block, recording, truths)]
+    return {block.name: _find_layout(block, recording, truths) for block in telling}
+
+
+def _ambiguous(block: RecordedBlock, recording: Recording, truths: list[_Truth]) -> bool:
+    """Whether no example has a gradient and the rows of a call could belong to the examples in several ways."""
+    if any(truth.parameters[name].any() for truth in truths for name in block.parameters):
+        return False
+    if recording.layouts[block.name] is Layout.SHARED:
+        return False
+    return any(len(_arrangements(block, use, recording.batch)) > 1 for use in recording.uses.get(block.name, []))
+
+
+def _arrangements(block: RecordedBlock, use: Use, batch: int) -> list[Layout]:
+    """The layouts that fit a call and sort its rows differently."""
+    shape, axes = use.value.shape, block.input_axes(use.value)
+    fitting = [layout for layout in Layout if layout.fits(shape, axes, batch)]
+    return [layout for layout in fitting if layout is not Layout.FOLDED_SECOND or shape[0] > batch]
 
 
 def _truth(model: nn.Module, names: list[str], recording: Recording, example: int) -> _Truth:

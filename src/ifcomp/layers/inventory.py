@@ -284,7 +284,8 @@ def _chosen(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence
             raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")
         return {running[-1]}
     patterns = [layers] if isinstance(layers, str) else list(layers)
-    unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+    matches = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
+    unmatched = [pattern for pattern, found in matches.items() if not found]
     if unmatched or not patterns:
         raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
-    return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return {name for found in matches.values() for name in found}
