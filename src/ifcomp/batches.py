@@ -57,7 +57,8 @@ class Batch:
         )
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive pieces of at most ``size`` examples."""
+        """Consecutive pieces of at most ``size`` examples, as equal as they can be."""
+        size = max(1, -(-self.size // -(-self.size // size))) if self.size else size
         return (self.select(slice(start, min(start + size, self.size))) for start in range(0, self.size, size))
 
     def to(self, device: torch.device) -> Batch:

@@ -38,7 +38,7 @@ from ifcomp.curvature.eigen import eigenbasis, eigenvectors
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import sample_labels
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.errors import MergeError, NonFiniteError
+from ifcomp.errors import CurvatureWarning, MergeError, NonFiniteError
 from oracles import (
     Convolution,
     Inputs,
@@ -572,3 +572,18 @@ def test_expected_moments_are_what_a_float32_fit_approaches() -> None:
             found = ifc.factors.blocks[own.name].second_moments
             assert found.dtype == torch.float32
             assert_same(found.double(), expected, rtol=1e-3, floor=1e-7)
+
+
+# Warnings ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_confident_model_with_too_few_sampled_labels_is_warned_of() -> None:
+    """Labels drawn from a confident model are nearly always its own, whose gradients are nearly zero."""
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    confident, doubtful = nn.Linear(4, 3), nn.Linear(4, 3)
+    with torch.no_grad():
+        confident.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))
+    with pytest.warns(CurvatureWarning, match=r"confident.*fisher='exact'"):
+        IFComp(confident).fit([x])
+    IFComp(confident, fisher="exact").fit([x])
+    IFComp(doubtful).fit([x])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -9,11 +10,15 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import fisher_cotangents
-from ifcomp.curvature.rotation import apply_basis, rotated_columns, rotated_slabs
+from ifcomp.curvature.labels import fisher_cotangents, probabilities
+from ifcomp.curvature.rotation import apply_basis, plan_rotation, rotated_columns, rotated_slabs
+from ifcomp.errors import CurvatureWarning
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
 from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
+
+#: Sampled labels whose gradients have less than this share of their expected size get a warning.
+_TOO_FEW = 0.5
 
 
 def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSettings) -> Covariances:
@@ -44,14 +49,25 @@ def fit_second_moments(
     """Second pass: mean squares of the per-example gradients in the eigenbasis, with fresh label samples."""
     sums = {block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks}
     count = 0
+    drawn = expected = 0.0
     with session.attached():
         for recording, cotangents, piece in _recorded(session, batches, settings, pass_index=1):
             count += recording.batch
             with session.computing():
+                drawn += float(cotangents.square().sum())
+                expected += float((1 - probabilities(recording.logits, settings.beta).square().sum(1)).sum())
                 for chunk in cotangents.split(COTANGENTS_AT_ONCE):
                     _add_squares(sums, session, recording, basis, chunk)
                 for name, found in session.other_gradients(piece, cotangents).items():
                     sums[name] += found.square_().sum((0, 1))
+    if settings.fisher == "sampled" and drawn < _TOO_FEW * expected:
+        warnings.warn(
+            f"The model is so confident that the labels drawn from it carry only {100 * drawn / expected:.2g} % of the "
+            "curvature they should have on average; scores will be far too large. Fit with fisher='exact', or with "
+            "more label_samples.",
+            CurvatureWarning,
+            stacklevel=3,
+        )
     blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
     return Factors(blocks, count, session.num_classes, settings)
 
@@ -113,30 +129,36 @@ def _add_squares(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, basis: Mapping[str, Basis], cotangents: Tensor
 ) -> None:
     """Add the squared rotated gradients of all examples and cotangents to the sums of their blocks."""
-    rows: dict[KroneckerBlock, list[Tensor]] = {}
-    for cotangent in cotangents:
+    for index, cotangent in enumerate(cotangents):
         gradients = recording.backward(cotangent)
         for block in filter(recording.used, session.recorded):
             if isinstance(block, KroneckerBlock):
-                rows.setdefault(block, []).append(recording.rows(block, gradients))
+                own = basis[block.name]
+                plan = plan_rotation(block, recording.positions(block), len(cotangents))
+                rotate = plan.outputs_first or recording.positions(block) == 1
+                rows = session.stacked_rows(block, recording, len(cotangents))
+                found = recording.rows(block, gradients)
+                rows[:, :, index] = apply_basis(own.outputs, found) if rotate else found
             elif isinstance(block, IndexedBlock):
                 values = recording.looked_up(block, gradients)
                 _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
             elif isinstance(block, NormBlock):
                 sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
-    for block in list(rows):
-        _add_kronecker_squares(sums[block.name], recording, block, basis[block.name], rows.pop(block))
+    for block in filter(recording.used, session.recorded):
+        if isinstance(block, KroneckerBlock):
+            rows = session.stacked_rows(block, recording, len(cotangents))
+            _add_kronecker_squares(sums[block.name], recording, block, basis[block.name], rows)
 
 
 def _add_kronecker_squares(
-    total: Tensor, recording: Recording, block: KroneckerBlock, basis: Basis, rows: list[Tensor]
+    total: Tensor, recording: Recording, block: KroneckerBlock, basis: Basis, rows: Tensor
 ) -> None:
-    if recording.positions(block) == 1:  # an outer product: its squares are the outer product of squares
+    if rows.shape[4] == 1:  # an outer product: its squares are the outer product of squares
         inputs = rotated_columns(recording, block, basis).square()[..., 0]
-        outputs = torch.stack([apply_basis(basis.outputs, row).square_()[..., 0] for row in rows]).sum(0)
-        total += torch.einsum("bgo,bgj->goj", outputs, inputs)
+        total += torch.einsum("bgo,bgj->goj", rows[..., 0].square().sum(2), inputs)
         return
-    for slab in rotated_slabs(recording, block, basis, rows):
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
+    for slab in rotated_slabs(recording, block, basis, rows, plan):
         total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
 
 

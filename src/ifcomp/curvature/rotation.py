@@ -7,18 +7,17 @@ the rule down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
-#: Entries of one slab of gradients: small enough to stay in a core's second-level cache while it is squared and summed.
-SLAB_ENTRIES = 1 << 18
+#: Entries of one slab of gradients: small enough to stay in a core's cache while it is squared and summed.
+SLAB_ENTRIES = 1 << 19
 
 #: Below this many positions a basis is applied to all positions of all examples as one large matrix product.
 _FEW_POSITIONS = 64
@@ -32,39 +31,44 @@ class RotationPlan:
         inputs_first: Rotate inputs (cost T J^2) rather than gradients (cost C O J^2, C cotangents).
         outputs_first: Rotate output gradients (cost C T O^2) rather than gradients (cost C O^2 J).
         examples: Examples per slab.
+        cotangents: Cotangents per slab.
         rows: Output rows per slab.
     """
 
     inputs_first: bool
     outputs_first: bool
     examples: int
+    cotangents: int
     rows: int
 
 
 @dataclass(frozen=True)
 class Slab:
-    """Rotated gradients of some examples and output rows.
+    """Rotated gradients of some examples, cotangents and output rows.
 
     Attributes:
         examples: Which examples of the batch.
+        cotangents: Which cotangents.
         rows: Which output rows of the block.
-        gradients: [B', G, C, O', J]; may be changed in place.
+        gradients: [B', G, C', O', J]; may be changed in place.
     """
 
     examples: slice
+    cotangents: slice
     rows: slice
     gradients: Tensor
 
 
 def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> RotationPlan:
-    """Choose by counting multiplications; rows are only split where one example's gradients outgrow a slab."""
+    """Choose by counting multiplications, and fill a slab with whole gradients; only one that outgrows it is split."""
     outputs, columns = block.rows, block.columns
-    per_example = cotangents * block.groups * outputs * columns
-    rows = outputs if per_example <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (per_example // outputs))
+    gradient = block.groups * outputs * columns
+    rows = outputs if gradient <= 2 * SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
         outputs_first=rows < outputs or positions <= columns,
-        examples=max(1, SLAB_ENTRIES // per_example),
+        examples=max(1, SLAB_ENTRIES // (gradient * cotangents)),
+        cotangents=max(1, min(cotangents, SLAB_ENTRIES // gradient)),
         rows=rows,
     )
 
@@ -91,30 +95,36 @@ def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis) -
     return apply_basis(inputs, recording.columns(block))
 
 
-def rotated_slabs(recording: Recording, block: KroneckerBlock, basis: Basis, rows: Sequence[Tensor]) -> Iterator[Slab]:
+def rotated_slabs(
+    recording: Recording, block: KroneckerBlock, basis: Basis, rows: Tensor, plan: RotationPlan
+) -> Iterator[Slab]:
     """All per-example gradients of a block in the eigenbasis ``Q_S^T (sum_t b_t a_t^T) Q_A``, slab by slab.
 
     Args:
         recording: The forward pass, for the inputs a.
         block: The block.
         basis: Its eigenbasis.
-        rows: Output gradients b, one [B, G, O, T] for each cotangent.
+        rows: Output gradients b of all cotangents [B, G, C, O, T], rotated already if the plan says so.
+        plan: When to rotate, and how much to hold at once.
     """
-    plan = plan_rotation(block, recording.positions(block), len(rows))
     columns = rotated_columns(recording, block, basis) if plan.inputs_first else recording.columns(block)
-    if plan.outputs_first:
-        rows = [apply_basis(basis.outputs, row) for row in rows]
-    stacked = torch.stack(list(rows), 2)  # [B, G, C, O, T]
     transposed = columns.transpose(-1, -2)  # [B, G, T, J]
-    for first in range(0, recording.batch, plan.examples):
-        examples = slice(first, first + plan.examples)
-        for top in range(0, block.rows, plan.rows):
-            kept = slice(top, min(top + plan.rows, block.rows))
-            part = stacked[examples, :, :, kept].flatten(2, 3)
-            formed = (part @ transposed[examples]).unflatten(2, (len(rows), -1))
-            if not plan.inputs_first:
-                assert basis.inputs is not None
-                formed = formed @ basis.inputs.unsqueeze(1)
-            if not plan.outputs_first:
-                formed = basis.outputs.transpose(-1, -2).unsqueeze(1) @ formed
-            yield Slab(examples, kept, formed)
+    for examples, cotangents, kept in _parts(plan, recording.batch, rows.shape[2], block.rows):
+        part = rows[examples, :, cotangents, kept]
+        formed = (part.flatten(2, 3) @ transposed[examples]).unflatten(2, part.shape[2:4])
+        if not plan.inputs_first:
+            assert basis.inputs is not None
+            formed = formed @ basis.inputs.unsqueeze(1)
+        if not plan.outputs_first:
+            formed = basis.outputs.transpose(-1, -2).unsqueeze(1) @ formed
+        yield Slab(examples, cotangents, kept, formed)
+
+
+def _parts(plan: RotationPlan, batch: int, cotangents: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:
+    """The slices of a batch that a plan works through."""
+    sizes = ((batch, plan.examples), (cotangents, plan.cotangents), (rows, plan.rows))
+    ranges = [[slice(first, min(first + step, size)) for first in range(0, size, step)] for size, step in sizes]
+    for examples in ranges[0]:
+        for some in ranges[1]:
+            for kept in ranges[2]:
+                yield examples, some, kept

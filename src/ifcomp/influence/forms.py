@@ -7,7 +7,7 @@ over the logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.passes import sum_equal_indices
+from ifcomp.curvature.rotation import apply_basis, plan_rotation
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
@@ -60,14 +61,15 @@ class FormEvaluator:
             return self._products(cotangents)
 
     def _products(self, cotangents: Tensor) -> Tensor:
-        total = self._zeros(self._batch.size, len(cotangents), len(cotangents))
-        rows, whitened = self._gather(cotangents)
-        for block, own in rows:
-            weights, basis = self._weights[block.name], self._basis(block)
-            if self._choice(block, len(cotangents)) == "pairs":
-                found = pair_products(block, basis, self._pair_matrix(block), own)
+        size = len(cotangents)
+        total = self._zeros(self._batch.size, size, size)
+        whitened = self._gather(cotangents, size)
+        for block in self._used_kronecker():
+            weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, size)
+            if self._choice(block, size) == "pairs":
+                found = pair_products(self._pair_matrix(block), rows)
             else:
-                found = direct_products(self._recording, block, basis, weights.values, own)
+                found = direct_products(self._recording, block, basis, weights.values, rows)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
             stacked = torch.stack(vectors, 1)
@@ -76,36 +78,49 @@ class FormEvaluator:
 
     def _chunk_forms(self, cotangents: Tensor, total_cotangents: int) -> Tensor:
         total = self._zeros(self._batch.size, len(cotangents))
-        rows, whitened = self._gather(cotangents)
-        for block, own in rows:
-            weights, basis = self._weights[block.name], self._basis(block)
+        whitened = self._gather(cotangents, total_cotangents)
+        for block in self._used_kronecker():
+            weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, len(cotangents))
             if self._choice(block, total_cotangents) == "pairs":
-                found = pair_forms(basis, self._pair_matrix(block), own)
+                found = pair_forms(self._pair_matrix(block), rows)
             else:
-                found = direct_forms(self._recording, block, basis, weights.values, own)
+                found = direct_forms(self._recording, block, basis, weights.values, rows)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
             found = torch.stack([vector.square_().sum(1) for vector in vectors], 1)
             total += found.double() * self._weights[name].scale
         return total
 
-    def _gather(
-        self, cotangents: Tensor
-    ) -> tuple[Iterator[tuple[KroneckerBlock, list[Tensor]]], dict[str, list[Tensor]]]:
-        """Run all backwards: output gradients of Kronecker blocks, handed out once each; all else whitened [B, P]."""
+    def _gather(self, cotangents: Tensor, total_cotangents: int) -> dict[str, list[Tensor]]:
+        """Run all backwards: output gradients of Kronecker blocks go into `_rows`, all else comes back whitened."""
         recording = self._recording
-        rows: dict[KroneckerBlock, list[Tensor]] = {}
         whitened: dict[str, list[Tensor]] = {}
-        for cotangent in cotangents:
+        rotated = {block: self._rotates(block, len(cotangents), total_cotangents) for block in self._used_kronecker()}
+        for index, cotangent in enumerate(cotangents):
             gradients = recording.backward(cotangent)
             for block in filter(recording.used, self._session.recorded):
                 if isinstance(block, KroneckerBlock):
-                    rows.setdefault(block, []).append(recording.rows(block, gradients))
+                    found = recording.rows(block, gradients)
+                    rows = self._rows(block, len(cotangents))
+                    rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
                 else:
                     whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
-        return ((block, rows.pop(block)) for block in list(rows)), whitened
+        return whitened
+
+    def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:
+        """Whether the block's kernel wants output gradients in the eigenbasis."""
+        if self._choice(block, total_cotangents) == "pairs":
+            return True
+        return plan_rotation(block, self._recording.positions(block), cotangents).outputs_first
+
+    def _rows(self, block: KroneckerBlock, cotangents: int) -> Tensor:
+        return self._session.stacked_rows(block, self._recording, cotangents)
+
+    def _used_kronecker(self) -> list[KroneckerBlock]:
+        blocks = filter(self._recording.used, self._session.recorded)
+        return [block for block in blocks if isinstance(block, KroneckerBlock)]
 
     def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
         """Gradient times the root of the inverse curvature, [B, ...], of an embedding or a normalisation."""

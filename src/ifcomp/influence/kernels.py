@@ -12,20 +12,22 @@ All results are in units of the scaled weights; see `Weights`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
-from ifcomp.curvature.rotation import SLAB_ENTRIES, apply_basis, rotated_columns, rotated_slabs
+from ifcomp.curvature.rotation import Slab, plan_rotation, rotated_columns, rotated_slabs
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
+#: Entries of the products of inputs that *pairs* holds at once: enough examples for a large matrix product.
+_PAIR_ENTRIES = 1 << 22
 
-def direct_forms(
-    recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Sequence[Tensor]
-) -> Tensor:
+
+def direct_forms(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
     """``sum_ij G_ij^2 W_ij`` for every example and cotangent, [B, C].
 
     Args:
@@ -33,37 +35,37 @@ def direct_forms(
         block: The block.
         basis: Its eigenbasis.
         weights: W [G, O, J].
-        rows: Output gradients b, one [B, G, O, T] for each cotangent.
+        rows: Output gradients b of all cotangents [B, G, C, O, T], rotated if `plan_rotation` says so.
     """
-    forms = weights.new_zeros(recording.batch, len(rows))
-    for slab in rotated_slabs(recording, block, basis, rows):
+    forms = weights.new_zeros(recording.batch, rows.shape[2])
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
+    for slab in rotated_slabs(recording, block, basis, rows, plan):
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
         flat = weights[:, slab.rows].flatten(1).unsqueeze(-1)
-        forms[slab.examples] += (squares @ flat).squeeze(-1).sum(1)
+        forms[slab.examples, slab.cotangents] += (squares @ flat).squeeze(-1).sum(1)
     return forms
 
 
-def direct_products(
-    recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Sequence[Tensor]
-) -> Tensor:
+def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
     """``sum_ij G_ij W_ij H_ij`` for every example and pair of cotangents, [B, C, C]; arguments as `direct_forms`."""
-    products = weights.new_zeros(recording.batch, len(rows), len(rows))
+    products = weights.new_zeros(recording.batch, rows.shape[2], rows.shape[2])
     roots = weights.sqrt()
-    for slab in rotated_slabs(recording, block, basis, rows):
-        whitened = slab.gradients.mul_(roots[:, slab.rows].unsqueeze(1)).flatten(3)
-        products[slab.examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
+    for slabs in _all_cotangents(rotated_slabs(recording, block, basis, rows, plan)):
+        whitened = torch.cat([slab.gradients.mul_(roots[:, slab.rows].unsqueeze(1)) for slab in slabs], 2).flatten(3)
+        products[slabs[0].examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
     return products
 
 
 def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor) -> Tensor:
-    """V for every example and pair of positions t <= t', [B, G, T(T+1)/2, O]."""
+    """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed."""
     columns = rotated_columns(recording, block, basis).transpose(-1, -2).contiguous()  # [B, G, T, J]
     positions = columns.shape[2]
-    pairs = positions * (positions + 1) // 2
+    left, right = torch.triu_indices(positions, positions, device=columns.device)
     transposed = weights.transpose(-1, -2)  # [G, J, O]
-    step = max(1, 4 * SLAB_ENTRIES // (block.groups * pairs * block.columns))
-    products = columns.new_empty(min(step, recording.batch), block.groups, pairs, block.columns)
-    parts = []
+    step = max(1, _PAIR_ENTRIES // (block.groups * len(left) * block.columns))
+    products = columns.new_empty(min(step, recording.batch), block.groups, len(left), block.columns)
+    matrix = columns.new_empty(recording.batch, block.groups, block.rows, positions, positions)
     for first in range(0, recording.batch, step):
         some = columns[first : first + step]
         start = 0
@@ -71,34 +73,28 @@ def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weigh
             stop = start + positions - t
             torch.mul(some[:, :, t : t + 1], some[:, :, t:], out=products[: len(some), :, start:stop])
             start = stop
-        parts.append(products[: len(some)] @ transposed)
-    return torch.cat(parts)
+        found = (products[: len(some)] @ transposed).transpose(-1, -2)  # [B', G, O, pairs]
+        matrix[first : first + step, :, :, left, right] = found
+        matrix[first : first + step, :, :, right, left] = found
+    return matrix
 
 
-def pair_forms(basis: Basis, pairs: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """The same as `direct_forms`, from `pair_matrix`."""
-    left, right = _pairs(rows[0].shape[3], pairs.device)
-    counted = pairs * torch.where(left == right, 1.0, 2.0).to(pairs.dtype).unsqueeze(-1)
-    turned = _by_position(basis, rows)
-    return torch.stack([(row[:, :, left] * row[:, :, right] * counted).sum((1, 2, 3)) for row in turned], 1)
+def pair_forms(pairs: Tensor, rows: Tensor) -> Tensor:
+    """The same as `direct_forms`, from `pair_matrix` and rotated output gradients [B, G, C, O, T]."""
+    by_output = rows.transpose(2, 3)
+    return ((by_output @ pairs) * by_output).sum((1, 2, 4))
 
 
-def pair_products(block: KroneckerBlock, basis: Basis, pairs: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """The same as `direct_products`, from `pair_matrix`."""
-    stacked = torch.stack(list(_by_position(basis, rows)), 2)  # [B, G, C, T, O]
-    positions = stacked.shape[3]
-    left, right = _pairs(positions, pairs.device)
-    square = pairs.new_empty(len(pairs), block.groups, positions, positions, block.rows)
-    square[:, :, left, right] = pairs
-    square[:, :, right, left] = pairs
-    return torch.einsum("bgcti,bgdsi,bgtsi->bcd", stacked, stacked, square)
+def pair_products(pairs: Tensor, rows: Tensor) -> Tensor:
+    """The same as `direct_products`, from `pair_matrix` and rotated output gradients [B, G, C, O, T]."""
+    by_output = rows.transpose(2, 3)
+    return (by_output @ pairs @ by_output.transpose(-1, -2)).sum((1, 2))
 
 
-def _by_position(basis: Basis, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Rotated output gradients of each cotangent, [B, G, T, O]."""
-    return (apply_basis(basis.outputs, row).transpose(-1, -2) for row in rows)
-
-
-def _pairs(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    left, right = torch.triu_indices(positions, positions, device=device)
-    return left, right
+def _all_cotangents(slabs: Iterator[Slab]) -> Iterator[list[Slab]]:
+    """Slabs of the same examples and rows, which hold all cotangents between them."""
+    for _, same_examples in itertools.groupby(slabs, key=lambda slab: slab.examples.start):
+        by_rows: dict[int, list[Slab]] = {}
+        for slab in same_examples:
+            by_rows.setdefault(slab.rows.start, []).append(slab)
+        yield from by_rows.values()

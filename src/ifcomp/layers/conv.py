@@ -52,22 +52,16 @@ def pad(rows: Tensor, module: _Conv) -> Tensor:
 
 
 def unfold(rows: Tensor, module: _Conv) -> Tensor:
-    """Patches of a convolution, [N, G*C, *S] to [N, G, C*kernel, T]."""
-    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
-    if math.prod(kernel) == 1:
-        step = (slice(None), slice(None), *(slice(None, None, s) for s in stride))
-        return pad(rows, module)[step].reshape(len(rows), module.groups, rows.shape[1] // module.groups, -1)
-    padded = pad(rows, module)
-    if len(kernel) == 2:
-        patches = F.unfold(padded, kernel, dilation, 0, stride)
-    else:
-        axes = len(kernel)
-        for axis in range(axes):
-            span = dilation[axis] * (kernel[axis] - 1) + 1
-            padded = padded.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
-        order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))  # [N, C, *kernel, *out]
-        patches = padded.permute(order).flatten(axes + 2)
-    return patches.reshape(len(rows), module.groups, -1, patches.shape[-1])
+    """Patches of a convolution, [N, G*C, *S] to [N, G, C*kernel, T]: one copy of a strided view."""
+    axes = len(module.kernel_size)
+    windows = pad(rows, module)
+    for axis, (kernel, stride, dilation) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
+        windows = windows.unfold(axis + 2, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))  # [N, C, *kernel, *out]
+    positions = math.prod(windows.shape[2 : axes + 2])
+    return windows.permute(order).reshape(len(rows), module.groups, -1, positions)
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)

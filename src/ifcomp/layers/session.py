@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,6 +64,7 @@ class Session:
         self._others = [block.name for block in self.inventory.others]
         with self.attached():
             recording = self._tape.record(first_batch.select(slice(0, 1)).to(self.device))
+        self._room: dict[str, Tensor] = {}
         self.num_classes = recording.logits.shape[1]
         outputs = {
             block: sum(use.shape.numel() for use in recording.uses.get(block.name, [])) for block in self.recorded
@@ -128,6 +130,18 @@ class Session:
     def record(self, piece: Batch) -> Recording:
         """Run the model on a piece, inside `attached`."""
         return self._tape.record(piece)
+
+    def stacked_rows(self, block: KroneckerBlock, recording: Recording, cotangents: int) -> Tensor:
+        """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece.
+
+        Memory that is used again need not be asked for and cleared by the operating system each time.
+        """
+        shape = (recording.batch, block.groups, cotangents, block.rows, recording.positions(block))
+        size = math.prod(shape)
+        room = self._room.get(block.name)
+        if room is None or len(room) < size:
+            self._room[block.name] = room = self.zeros(size)
+        return room[:size].view(shape)
 
     def other_gradients(self, piece: Batch, cotangents: Tensor) -> dict[str, Tensor]:
         """Per-example gradients [C, B, P] of the parameters that no rule covers."""
