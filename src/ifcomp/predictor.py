@@ -29,7 +29,7 @@ from ifcomp.errors import (
 )
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
-from ifcomp.layers.inventory import Coverage, Inventory, restrict, take_inventory
+from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.session import Session
 from ifcomp.progress import track
@@ -112,7 +112,8 @@ class IFComp:
         """Estimate the curvature in two passes over the training data.
 
         Args:
-            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher.
+            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher;
+                integer ones are checked all the same.
             progress: Show a progress bar; None shows it on terminals.
         """
         if isinstance(data, Iterator):
@@ -303,7 +304,8 @@ class IFComp:
             raise StorageError(
                 f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
             ) from error
-        loaded._check_shapes(stored.factors, loaded._inventory, str(path))
+        loaded._inventory, _ = with_known(model, loaded._selection, stored.factors.blocks.keys())
+        loaded._check_shapes(stored.factors, str(path))
         loaded._adopt(stored.factors.to(next(model.parameters()).device), dict(stored.fingerprint), layouts)
         return loaded
 
@@ -314,13 +316,12 @@ class IFComp:
         if first.size == 0:
             raise EmptyDataError("There is no example to score: the inputs are empty.")
         if self._session is None:
-            session = Session(self.model, self._selection, first, self._layouts)
+            session = Session(self.model, self._selection, first, self._layouts, factors.blocks.keys())
             if session.num_classes != factors.num_classes:
                 raise FingerprintError(
                     f"The factors are for {factors.num_classes} classes, but the model has {session.num_classes} "
                     "logits. Fit again."
                 )
-            self._check_shapes(factors, session.inventory, "memory")
             self._session = session
         with self._session.computing():
             if self._inverted is None or self._inverted[:2] != (factors, damping):
@@ -348,20 +349,20 @@ class IFComp:
         self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts or {}, None
         self._checksums = _checksums(self.model)
 
-    def _check_shapes(self, factors: Factors, inventory: Inventory, source: str) -> None:
-        """Raise FingerprintError unless every block has factors of the right shapes, or its parameters have."""
-        needed = {block.name: factor_shapes(block) for block in inventory.blocks}
+    def _check_shapes(self, factors: Factors, source: str) -> None:
+        """Raise FingerprintError unless the factors are just those of the model's blocks, in the right shapes."""
+        needed = {block.name: factor_shapes(block) for block in self._inventory.blocks}
         found = {name: block.shapes for name, block in factors.blocks.items()}
-        parameters = {name: ((value.numel(),), None, None) for name, value in self.model.named_parameters()}
-        missing = {
-            block.name
-            for block in inventory.blocks
-            if block.name not in found and not all(name in found for name in block.parameters)
-        }
-        wrong = {name for name, shapes in found.items() if shapes not in (needed.get(name), parameters.get(name))}
-        if missing | wrong:
+        wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+        if self._selection.layers is None:
+            complete = {
+                name for block in take_inventory(self.model, self._selection).blocks for name in block.parameters
+            }
+            covered = {name for block in self._inventory.blocks for name in block.parameters}
+            wrong += sorted(complete - covered)
+        if wrong:
             raise FingerprintError(
-                f"The factors in '{source}' do not fit the layers of this model: {', '.join(sorted(missing | wrong))}. "
+                f"The factors in '{source}' do not fit the layers of this model: {', '.join(wrong)}. "
                 "Is the file damaged, or was the model's code changed? Fit again."
             )
 

@@ -17,7 +17,7 @@ from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import probe_cotangents
 from ifcomp.influence.weights import Weights
-from ifcomp.layers.session import Session
+from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pieces(evaluation: Evaluation, batches: Iterable[Batch], cotangents: int) ->
 
 def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
     """Every piece with the influence [B, K] of every label."""
-    for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
+    for piece in pieces(evaluation, batches, min(evaluation.factors.num_classes, COTANGENTS_AT_ONCE)):
         yield piece, piece.evaluator.forms(all_label_residuals(piece.probability))
 
 
@@ -84,7 +84,7 @@ def expected_influences(
         for piece, influence in influences(evaluation, batches):
             yield piece, complexity.expected_influence(piece.probability, influence), influence
         return
-    for piece in pieces(evaluation, batches, probes):
+    for piece in pieces(evaluation, batches, min(probes, COTANGENTS_AT_ONCE)):
         cotangents = probe_cotangents(piece.probability, probes, evaluation.factors.settings.seed)
         yield piece, piece.evaluator.forms(cotangents).sum(1), None
 

@@ -58,8 +58,8 @@ def fit_second_moments(
                 expected += float((1 - probabilities(recording.logits, settings.beta).square().sum(1)).sum())
                 for chunk in cotangents.split(COTANGENTS_AT_ONCE):
                     _add_squares(sums, session, recording, basis, chunk)
-                for name, found in session.other_gradients(piece, cotangents).items():
-                    sums[name] += found.square_().sum((0, 1))
+                    for name, found in session.other_gradients(piece, chunk).items():
+                        sums[name] += found.square_().sum((0, 1))
     if settings.fisher == "sampled" and drawn < _TOO_FEW * expected:
         warnings.warn(
             f"The model is so confident that the labels drawn from it carry only {100 * drawn / expected:.2g} % of the "
@@ -78,7 +78,9 @@ def _recorded(
     """Record every batch in pieces that fit in memory, with the cotangents of its labels."""
     position = 0
     at_once = session.num_classes if settings.fisher == "exact" else settings.label_samples
-    for piece in session.pieces(batches, at_once, "needed" if settings.fisher == "empirical" else "unused"):
+    for piece in session.pieces(
+        batches, min(at_once, COTANGENTS_AT_ONCE), "needed" if settings.fisher == "empirical" else "unused"
+    ):
         recording = session.record(piece)
         yield recording, fisher_cotangents(recording.logits, settings, piece.labels, position, pass_index), piece
         position += piece.size

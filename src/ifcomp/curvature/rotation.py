@@ -125,6 +125,6 @@ def _parts(plan: RotationPlan, batch: int, cotangents: int, rows: int) -> Iterat
     sizes = ((batch, plan.examples), (cotangents, plan.cotangents), (rows, plan.rows))
     ranges = [[slice(first, min(first + step, size)) for first in range(0, size, step)] for size, step in sizes]
     for examples in ranges[0]:
-        for some in ranges[1]:
-            for kept in ranges[2]:
+        for kept in ranges[2]:
+            for some in ranges[1]:
                 yield examples, some, kept

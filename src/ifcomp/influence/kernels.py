@@ -92,9 +92,6 @@ def pair_products(pairs: Tensor, rows: Tensor) -> Tensor:
 
 
 def _all_cotangents(slabs: Iterator[Slab]) -> Iterator[list[Slab]]:
-    """Slabs of the same examples and rows, which hold all cotangents between them."""
-    for _, same_examples in itertools.groupby(slabs, key=lambda slab: slab.examples.start):
-        by_rows: dict[int, list[Slab]] = {}
-        for slab in same_examples:
-            by_rows.setdefault(slab.rows.start, []).append(slab)
-        yield from by_rows.values()
+    """Slabs of the same examples and rows, which come one after another and hold all cotangents between them."""
+    for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
+        yield list(same)

@@ -26,15 +26,15 @@ class Layout(Enum):
     FOLDED_SECOND = "folded second"  #: [T*B, features], the examples of one position together
     SHARED = "shared"  #: [1, ..., features]: one row for the whole batch, repeated for each example when recorded
 
-    def fits(self, shape: torch.Size, feature_axes: int, batch: int) -> bool:
-        """Whether a tensor of this shape can be read with this layout."""
+    def fits(self, shape: torch.Size, feature_axes: int, batch: int, later: bool = False) -> bool:
+        """Whether a tensor of this shape can be read with this layout; ``later``: once shared rows are repeated."""
         leading = shape[: len(shape) - feature_axes]
         if not leading:
             return False
         if self is Layout.SECOND:
             return len(leading) > 1 and leading[1] == batch
         if self is Layout.SHARED:
-            return leading[0] == 1
+            return leading[0] == (batch if later else 1)
         return leading[0] % batch == 0
 
     def by_example(self, tensor: Tensor, feature_axes: int, batch: int) -> Tensor:

@@ -146,6 +146,17 @@ class Recording:
             self._normalised[key] = layout.by_example(value, block.input_axes(value), self.batch).to(self.dtype)
         return self._normalised[key]
 
+    def check_layout(self, block: RecordedBlock) -> None:
+        """Raise ModelError if a block did not run as it did when it was examined."""
+        layout = self.layouts.get(block.name)
+        for use in self.uses.get(block.name, []):
+            if layout is None or not layout.fits(use.value.shape, block.input_axes(use.value), self.batch, later=True):
+                raise ModelError(
+                    f"Layer '{block.name}' does not run as on the examples that were checked first: its input has "
+                    f"shape {list(use.value.shape)} in a batch of {self.batch}. Begin with a batch in which every layer "
+                    "runs as usual, or leave the layer out with layers= or requires_grad_(False)."
+                )
+
     def check_unchanged(self, block: RecordedBlock) -> None:
         """Raise ModelError if an input that the gradient needs was changed in place after the layer had used it."""
         if block.reads_input and any(use.value._version != use.version for use in self.uses.get(block.name, [])):
@@ -224,7 +235,7 @@ class Tape:
         if recording is None or not output.requires_grad:
             return output
         names = [block.name for block in site.blocks if block.name in parts]
-        if recording.batch > 1 and any(self.layouts[name] is Layout.SHARED for name in names):
+        if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
             value = value.expand(recording.batch, *value.shape[1:])
             output = output.expand(recording.batch, *output.shape[1:])
         for name in names:

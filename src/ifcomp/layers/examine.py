@@ -34,7 +34,7 @@ class Examined:
 
     Attributes:
         inventory: All blocks, those whose rule does not hold demoted.
-        layouts: Where each recorded block has its batch axis.
+        layouts: Where each recorded block that ran has its batch axis.
         order: Names of the recorded blocks in the order in which the model ran them.
     """
 
@@ -101,7 +101,8 @@ def examine(
         failed = {name for name, layout in layouts.items() if layout is None}
         newly_shared = {name for name, layout in layouts.items() if layout is Layout.SHARED} - shared
         if not newly_shared and not failed:
-            return Examined(inventory, {name: layout for name, layout in layouts.items() if layout}, order)
+            ran = {name: layout for name, layout in layouts.items() if layout and name in order}
+            return Examined(inventory, ran, order)
         shared |= newly_shared
         demoted |= failed
 

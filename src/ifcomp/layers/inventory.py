@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -264,21 +264,47 @@ def restrict(
     chosen = [block for block in complete.blocks if block.name in _chosen(complete, layers, order)]
     names = {block.name for block in chosen}
     parameters = {name for block in chosen for name in block.parameters}
+    others = {block.name for block in inventory.others if block.name in names or block.name in parameters}
+    recorded = {block.name for block in inventory.recorded if block.name in names}
+    return keep_blocks(inventory, recorded | others)
+
+
+def with_known(model: nn.Module, selection: Selection, known: Collection[str]) -> tuple[Inventory, set[str]]:
+    """The blocks that factors exist for, and the names of those that were demoted when the factors were made.
+
+    Args:
+        model: The classifier.
+        selection: What was covered.
+        known: Names of the blocks of the factors.
+    """
+    complete = take_inventory(model, selection)
+    demoted = {
+        block.name
+        for block in complete.recorded
+        if block.name not in known and any(name in known for name in block.parameters)
+    }
+    return keep_blocks(take_inventory(model, selection, demoted), known), demoted
+
+
+def keep_blocks(inventory: Inventory, names: Collection[str]) -> Inventory:
+    """Only the blocks of these names."""
     sites = [replace(site, blocks=tuple(b for b in site.blocks if b.name in names)) for site in inventory.sites]
-    others = [block for block in inventory.others if block.name in names or block.name in parameters]
-    kept = {block.name for site in sites for block in site.blocks} | {block.name for block in others}
     left_out = [
         CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
         for block in inventory.blocks
-        if block.name not in kept
+        if block.name not in names
     ]
-    return Inventory(tuple(site for site in sites if site.blocks), tuple(others), (*inventory.left_out, *left_out))
+    return Inventory(
+        tuple(site for site in sites if site.blocks),
+        tuple(block for block in inventory.others if block.name in names),
+        (*inventory.left_out, *left_out),
+    )
 
 
 def _chosen(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:
     names = [block.name for block in inventory.blocks]
     if layers == "last":
-        weights = {block.name for block in inventory.recorded if isinstance(block, KroneckerBlock)}
+        weights = {block.name for block in inventory.recorded if isinstance(block, KroneckerBlock) and block.has_weight}
         running = [name for name in (names if order is None else order) if name in weights]
         if not running:
             raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -15,17 +15,17 @@ from ifcomp.batches import Batch, check_inputs, check_labels
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording, Tape
 from ifcomp.layers.examine import examine
-from ifcomp.layers.inventory import restrict, take_inventory
+from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.registry import Selection
 
 LabelUse = Literal["needed", "optional", "unused"]
 
 #: What one piece of a batch may hold, in bytes.
-PIECE_BYTES = 512 * 2**20
+PIECE_BYTES = 384 * 2**20
 
 #: More examples in a piece gain nothing.
-_MOST_EXAMPLES = 64
+_MOST_EXAMPLES = 256
 
 #: Output gradients of so many cotangents are held at once: enough for large matrix products.
 COTANGENTS_AT_ONCE = 16
@@ -38,7 +38,12 @@ class Session:
     """The model as it is recorded. Made from one real batch, on which every rule is checked."""
 
     def __init__(
-        self, model: nn.Module, selection: Selection, first_batch: Batch, likely: Mapping[str, Layout] | None = None
+        self,
+        model: nn.Module,
+        selection: Selection,
+        first_batch: Batch,
+        likely: Mapping[str, Layout] | None = None,
+        known: Collection[str] = (),
     ) -> None:
         """Check the model on a few examples and find where each layer's batch axis is.
 
@@ -47,19 +52,27 @@ class Session:
             selection: What the user wants covered.
             first_batch: Some real data.
             likely: Layouts that an earlier session found.
+            known: Names of the blocks that factors exist for already; empty for a new fit.
         """
         doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self.model = model
         self.device = next(model.parameters()).device
         self.dtype = torch.float64 if doubles else torch.float32
         check_inputs(first_batch)
-        complete = take_inventory(model, selection)
-        restrict(complete, selection.layers, complete)
+        start = with_known(model, selection, known)[1] if known else set()
         examined = examine(
-            model, lambda demoted: take_inventory(model, selection, demoted), first_batch, self.dtype, likely or {}
+            model,
+            lambda demoted: take_inventory(model, selection, {*start, *demoted}),
+            first_batch,
+            self.dtype,
+            likely or {},
         )
+        if known:
+            self.inventory = keep_blocks(examined.inventory, known)
+        else:
+            complete = take_inventory(model, selection)
+            self.inventory = restrict(examined.inventory, selection.layers, complete, examined.order)
         self.layouts = examined.layouts
-        self.inventory = restrict(examined.inventory, selection.layers, complete, examined.order)
         self._tape = Tape(model, self.inventory.sites, examined.layouts, self.dtype)
         self._others = [block.name for block in self.inventory.others]
         with self.attached():
@@ -112,10 +125,10 @@ class Session:
 
         Args:
             batches: What the user gave.
-            cotangents: How many will be asked for.
+            cotangents: How many will be held at once.
             labels: Whether they must be there, are used if they are there, or are not used.
         """
-        entries = self._entries_per_example + min(cotangents, COTANGENTS_AT_ONCE) * self._entries_per_cotangent
+        entries = self._entries_per_example + cotangents * self._entries_per_cotangent
         budget = PIECE_BYTES * 8 // torch.finfo(self.dtype).bits
         size = max(1, min(_MOST_EXAMPLES, budget // max(entries, 1)))
         for batch in batches:
@@ -129,7 +142,10 @@ class Session:
 
     def record(self, piece: Batch) -> Recording:
         """Run the model on a piece, inside `attached`."""
-        return self._tape.record(piece)
+        recording = self._tape.record(piece)
+        for block in self.recorded:
+            recording.check_layout(block)
+        return recording
 
     def stacked_rows(self, block: KroneckerBlock, recording: Recording, cotangents: int) -> Tensor:
         """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece.
