@@ -34,7 +34,7 @@ def probe_cotangents(probability: Tensor, probes: int, seed: int) -> Tensor:
 
 
 def _directions(classes: int, probes: int, seed: int) -> np.ndarray:
-    """Columns of a Hartley matrix with random signs, [K, m], each class (row) with squared norm 1.
+    """Columns of a Hartley matrix with its rows shuffled and random signs, [K, m], each class (row) of norm 1.
 
     ``cas(x) = cos x + sin x``. Columns j and K - j together have rows of equal norm, and so have columns 0 and K/2
     alone.
@@ -45,6 +45,6 @@ def _directions(classes: int, probes: int, seed: int) -> np.ndarray:
     alone = singles[: max(probes % 2, probes - 2 * len(pairs))]
     chosen = generator.permutation(len(pairs))[: (probes - len(alone)) // 2]
     columns = np.array([*alone, *(column for index in chosen for column in pairs[index])])
-    angles = 2 * np.pi * np.outer(np.arange(classes), columns) / classes
+    angles = 2 * np.pi * np.outer(generator.permutation(classes), columns) / classes
     signs = generator.choice([-1.0, 1.0], size=(classes, 1))
     return np.asarray(signs * (np.cos(angles) + np.sin(angles)) / np.sqrt(probes))

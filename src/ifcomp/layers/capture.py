@@ -153,8 +153,8 @@ class Recording:
             if layout is None or not layout.fits(use.value.shape, block.input_axes(use.value), self.batch, later=True):
                 raise ModelError(
                     f"Layer '{block.name}' does not run as on the examples that were checked first: its input has "
-                    f"shape {list(use.value.shape)} in a batch of {self.batch}. Begin with a batch in which every layer "
-                    "runs as usual, or leave the layer out with layers= or requires_grad_(False)."
+                    f"shape {list(use.value.shape)} in a batch of {self.batch}. Begin with a batch in which every "
+                    "layer runs as usual, or leave the layer out with layers= or requires_grad_(False)."
                 )
 
     def check_unchanged(self, block: RecordedBlock) -> None:
