@@ -103,9 +103,9 @@ def _relative_difference(value: Tensor, reference: Tensor) -> float:
 def table(results: dict[str, dict[str, float]], threads: int) -> Table:
     """Ratios of one run."""
     shown = Table(title=f"All-label influence, K = {CLASSES}, threads: {threads}; milliseconds an example")
-    shown.add_column("model")
+    shown.add_column("model", no_wrap=True)
     for heading in ("forward", "ours", "units", "limit", "prototype", "paper's way", "ratio", "gradient norm", "ratio"):
-        shown.add_column(heading, justify="right")
+        shown.add_column(heading, justify="right", no_wrap=True)
     for name, row in results.items():
         shown.add_row(
             name,
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--output", type=Path, default=RESULTS / "influence.json")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=120)
     runs = []
     for threads in options.threads:
         results = {name: time_subject(SUBJECTS[name], threads, options.rounds) for name in options.models}

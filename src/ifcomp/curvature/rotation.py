@@ -7,9 +7,11 @@ the rule down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
@@ -50,7 +52,7 @@ class Slab:
         examples: Which examples of the batch.
         cotangents: Which cotangents.
         rows: Which output rows of the block.
-        gradients: [B', G, C', O', J]; may be changed in place.
+        gradients: [B', G, C', O', J]; may be changed in place, and is gone with the next slab.
     """
 
     examples: slice
@@ -109,9 +111,14 @@ def rotated_slabs(
     """
     columns = rotated_columns(recording, block, basis) if plan.inputs_first else recording.columns(block)
     transposed = columns.transpose(-1, -2)  # [B, G, T, J]
+    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
+    room = rows.new_empty(largest)
     for examples, cotangents, kept in _parts(plan, recording.batch, rows.shape[2], block.rows):
         part = rows[examples, :, cotangents, kept]
-        formed = (part.flatten(2, 3) @ transposed[examples]).unflatten(2, part.shape[2:4])
+        shape = (*part.shape[:4], block.columns)
+        formed = room[: math.prod(shape)].view(-1, shape[2] * shape[3], shape[4])
+        torch.bmm(part.flatten(2, 3).flatten(0, 1), transposed[examples].flatten(0, 1), out=formed)
+        formed = formed.view(shape)
         if not plan.inputs_first:
             assert basis.inputs is not None
             formed = formed @ basis.inputs.unsqueeze(1)

@@ -13,13 +13,12 @@ All results are in units of the scaled weights; see `Weights`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
-from ifcomp.curvature.rotation import Slab, plan_rotation, rotated_columns, rotated_slabs
+from ifcomp.curvature.rotation import plan_rotation, rotated_columns, rotated_slabs
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
@@ -51,9 +50,11 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
     products = weights.new_zeros(recording.batch, rows.shape[2], rows.shape[2])
     roots = weights.sqrt()
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
-    for slabs in _all_cotangents(rotated_slabs(recording, block, basis, rows, plan)):
-        whitened = torch.cat([slab.gradients.mul_(roots[:, slab.rows].unsqueeze(1)) for slab in slabs], 2).flatten(3)
-        products[slabs[0].examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
+    slabs = rotated_slabs(recording, block, basis, rows, plan)
+    for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
+        parts = [(slab, slab.gradients * roots[:, slab.rows].unsqueeze(1)) for slab in same]  # all cotangents
+        whitened = torch.cat([part for _, part in parts], 2).flatten(3)
+        products[parts[0][0].examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
     return products
 
 
@@ -89,9 +90,3 @@ def pair_products(pairs: Tensor, rows: Tensor) -> Tensor:
     """The same as `direct_products`, from `pair_matrix` and rotated output gradients [B, G, C, O, T]."""
     by_output = rows.transpose(2, 3)
     return (by_output @ pairs @ by_output.transpose(-1, -2)).sum((1, 2))
-
-
-def _all_cotangents(slabs: Iterator[Slab]) -> Iterator[list[Slab]]:
-    """Slabs of the same examples and rows, which come one after another and hold all cotangents between them."""
-    for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
-        yield list(same)
