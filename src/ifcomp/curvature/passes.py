@@ -11,7 +11,13 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import fisher_cotangents, probabilities
-from ifcomp.curvature.rotation import apply_basis, plan_rotation, rotated_columns, rotated_slabs
+from ifcomp.curvature.rotation import (
+    apply_basis,
+    plan_rotation,
+    rotated_columns,
+    rotated_slabs,
+    sum_equal_indices,
+)
 from ifcomp.errors import CurvatureWarning
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
@@ -168,18 +174,3 @@ def _add_indexed_squares(total: Tensor, indices: Tensor, basis: Basis, values: T
     """The same for one cotangent of an embedding, ``total`` being [1, D, V]."""
     sums = sum_equal_indices(indices, values @ basis.outputs[0])
     total[0].index_add_(1, indices.flatten(), sums.square_().flatten(0, 1).T)
-
-
-def sum_equal_indices(indices: Tensor, values: Tensor) -> Tensor:
-    """Sum an example's values over equal indices.
-
-    Args:
-        indices: [B, T].
-        values: [B, T, D].
-
-    Returns:
-        Sums [B, T, D], each at the first position of its index and zero at the others.
-    """
-    same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
-    first = same.to(torch.uint8).argmax(2, keepdim=True)
-    return torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)

@@ -135,3 +135,18 @@ def _parts(plan: RotationPlan, batch: int, cotangents: int, rows: int) -> Iterat
         for kept in ranges[2]:
             for some in ranges[1]:
                 yield examples, some, kept
+
+
+def sum_equal_indices(indices: Tensor, values: Tensor) -> Tensor:
+    """Sum an example's values over equal indices.
+
+    Args:
+        indices: [B, T].
+        values: [B, T, D].
+
+    Returns:
+        Sums [B, T, D], each at the first position of its index and zero at the others.
+    """
+    same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
+    first = same.to(torch.uint8).argmax(2, keepdim=True)
+    return torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)

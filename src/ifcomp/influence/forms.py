@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
-from ifcomp.curvature.passes import sum_equal_indices
-from ifcomp.curvature.rotation import apply_basis, plan_rotation
+from ifcomp.curvature.rotation import apply_basis, plan_rotation, sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights

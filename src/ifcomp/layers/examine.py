@@ -108,9 +108,7 @@ def examine(
 
 
 def _telling(batch: Batch) -> Iterator[Batch]:
-    """A few examples at a time, those with large inputs first: a blank one has no gradient, and every layout would
-    do.
-    """
+    """A few examples at a time, large inputs first: a blank one has no gradient, and every layout would do."""
     sizes = torch.zeros(batch.size)
     for value in batch.tensors():
         if value.is_floating_point() and value.dim() and len(value) == batch.size:
