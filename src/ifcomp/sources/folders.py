@@ -64,7 +64,8 @@ def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[s
     def previews(indices: Sequence[int]) -> list[Preview]:
         return [Preview("image", _thumbnail(root / found[index]), found[index]) for index in indices]
 
-    return Source(spec, Batches(fetch, len(found), options.examples_at_once), previews, labels, names)
+    batches = Batches(fetch, len(found), options.examples_at_once)
+    return Source(spec, batches, previews, labels, names, tuple(found))
 
 
 def _images(root: Path) -> list[str]:

@@ -80,6 +80,7 @@ class Source:
         previews: Gives what can be shown of some examples.
         labels: All labels [N] where they are known before a pass over the data, else None.
         class_names: Names of the classes 0 ... K-1 where they are known, else None.
+        names: What each example is called, such as the path of its file, else None.
     """
 
     spec: str
@@ -87,6 +88,7 @@ class Source:
     previews: Callable[[Sequence[int]], list[Preview]]
     labels: Tensor | None = None
     class_names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Number of examples. A factory's data is gone over once to count them."""
@@ -101,8 +103,9 @@ class Source:
     def unlabelled(self) -> Source:
         """The same inputs without labels: those of other classes than the model's mean nothing to it."""
         if isinstance(self.data, Batches):
-            return replace(self, data=replace(self.data, labelled=False), labels=None)
-        return replace(self, data=(SizedUnlabelled if isinstance(self.data, Sized) else Unlabelled)(self.data))
+            return replace(self, data=replace(self.data, labelled=False), labels=None, class_names=None)
+        without = (SizedUnlabelled if isinstance(self.data, Sized) else Unlabelled)(self.data)
+        return replace(self, data=without, class_names=None)
 
     def preview(self, indices: Iterable[int]) -> list[Preview]:
         """What to show of the examples at the given positions, in that order."""
