@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_listed() -> None:
         "  of another shape: weight [4, 2] instead of [3, 2]",
     ]
     save_file({**STATE, **{f"extra.{number}": torch.ones(1) for number in range(12)}}, "b.safetensors")
-    with pytest.raises(ModelError, match="unexpected: extra.0, .* and 4 more"):
+    with pytest.raises(ModelError, match=r"unexpected: extra.0, .* and 4 more"):
         load("b.safetensors")
 
 

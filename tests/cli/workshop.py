@@ -66,7 +66,7 @@ class Workshop:
 
 
 def furnish(folder: Path) -> Workshop:
-    """200 training digits with ten wrong labels, 100 for validation, 100 inverted ones, and a model trained on the first."""
+    """200 training digits with ten wrong labels, 100 for validation, 100 inverted ones, and a trained model."""
     found = load_digits()
     x, y = (found.images / 16).astype(np.float32)[:, None], found.target.copy()
     y[:200:20] = (y[:200:20] + 1) % 10
