@@ -73,7 +73,7 @@ def test_settings_reach_the_fit(workshop: Workshop) -> None:
     expected = IFComp(workshop.network(), 0.5, fisher="sampled", label_samples=3, seed=7, layers=["3"])
     assert same_factors(loaded, expected.fit([workshop.arrays("train")]))
     shown = ifcomp(*workshop.fit_arguments(), "--layers", "last").stdout
-    assert "Not covered" in shown
+    assert "not covered" in shown
 
 
 def test_relative_damping(workshop: Workshop) -> None:

@@ -92,6 +92,8 @@ def test_words_of_the_audit(run: Workshop) -> None:
     assert "0 of 200 labels of npz:train.npz are suspects. An estimated" in words
     assert "worth a look all the same" in words
     assert facts("audit", "run.ifcomp", "--fraction", "0")["threshold"] is None
+    assert ifcomp(*run.fit_arguments(), "--beta", "0.5").exit_code == 0
+    assert "fitted at beta 0.5; audits work best at 1" in said("audit", "run.ifcomp")
 
 
 def test_the_gate_of_the_audit(run: Workshop) -> None:
@@ -119,7 +121,7 @@ def test_words_about_strange_inputs(run: Workshop) -> None:
     assert "of 100 inputs of npz:strange.npz are flagged" in words
     assert "better take held-out data as --reference" in words
     assert "held-out" not in said("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz")
-    assert "Most surprising" not in said("ood", "run.ifcomp", "npz:strange.npz", "--top", "0")
+    assert "most surprising" not in said("ood", "run.ifcomp", "npz:strange.npz", "--top", "0")
 
 
 def test_what_to_keep(run: Workshop) -> None:

@@ -104,11 +104,15 @@ def audit(
 
 
 def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
+    from ifcomp.tasks.mislabel import AUDIT_BETA
+
     suspects = len(found.suspects)
     said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
     said += f": stochastic complexity of at least {found.threshold:.3g} nats." if suspects else "."
     if found.settings["noise_rate_estimated"]:
         said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong."
+    if found.settings["beta"] != AUDIT_BETA:
+        said += f" The run was fitted at beta {found.settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
     if not suspects:
         said += " The first of the list are worth a look all the same, above all if the model has memorised its labels."
     rows = [
@@ -122,5 +126,5 @@ def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: 
         )
         for row in records(found.frame.head(top), source)
     ]
-    columns = ("example", "label", "suggested", "p(label)", "p(suggested)", "nats")
-    return [paragraph(said), table("Most suspicious first", columns, rows, left=3)] if rows else [paragraph(said)]
+    columns = ("most suspicious", "label", "suggested", "p(label)", "p(suggested)", "nats")
+    return [paragraph(said), table(columns, rows, left=3)] if rows else [paragraph(said)]

@@ -126,7 +126,7 @@ def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
     left_out = [(row.name, row.kind, row.treatment, f"{row.parameters:,}") for row in coverage.rows if not row.covered]
     shown: list[RenderableType] = [paragraph(said)]
     if left_out:
-        shown.append(table("Not covered", ("layer", "kind", "why", "parameters"), left_out, left=3))
+        shown.append(table(("not covered", "kind", "why", "parameters"), left_out, left=3))
     return Outcome(
         facts,
         shown,

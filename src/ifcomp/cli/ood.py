@@ -96,7 +96,7 @@ def ood(
     if opened.is_training_data(reference):
         said += " The training data looks more familiar than anything new: better take held-out data as --reference."
     names = opened.class_names(source)
-    columns = ("input", "prediction", "confidence", "nats", "surprise")
+    columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
     rows = [
         (
             row["name"],
@@ -109,7 +109,7 @@ def ood(
     ]
     return Outcome(
         facts,
-        [paragraph(said), table("Most surprising first", columns, rows, left=2)] if rows else [paragraph(said)],
+        [paragraph(said), table(columns, rows, left=2)] if rows else [paragraph(said)],
         {out: f"all {len(found):,} inputs, most surprising first"},
         {},
         GATE if max_flagged is not None and flagged > max_flagged else 0,

@@ -40,12 +40,9 @@ class Run:
             labelled: Whether its labels are of the model's classes; else it comes without.
             beside: Whether it is not what ``reading`` is about, so that options for another kind of data are ignored.
         """
-        options, record = reading.parsed(), self.record
+        record = self.record
         name = spec or (record.data if record is not None else self._refuse("the data"))
-        if beside:
-            options = SourceOptions().or_else(options, OPTIONS[kind_of(name)])
-        if record is not None:
-            options = options.or_else(_stored_options(record), OPTIONS[kind_of(name)])
+        options = self._options(name, reading, beside)
         names = record.class_names if record is not None and labelled else None
         source = open_source(name, options, class_names=names)
         if spec is None and record and isinstance(source.data, Batches) and len(source) != record.examples:
@@ -57,12 +54,28 @@ class Run:
 
     def predictor(self, *sources: Source) -> IFComp:
         """Make the model, try it on the data, and load the fit."""
-        spec = self.choice.model or (self.record.model if self.record else self._refuse("the model with --model"))
-        weights = self.choice.weights or (self.record.weights if self.record else None)
-        model = load_model(spec, weights, self.choice.device)
+        model = load_model(self.model, self.weights, self.choice.device)
         for source in sources:
-            try_model(model, source, spec)
+            try_model(model, source, self.model)
         return IFComp.load(self.path, model)
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.choice.model or (self.record.model if self.record else self._refuse("the model with --model"))
+
+    @property
+    def weights(self) -> str | None:
+        """File of its weights."""
+        return self.choice.weights or (self.record.weights if self.record else None)
+
+    def new_record(self, training: Source, reading: DataChoice, ifc: IFComp) -> Record:
+        """The record of another fit of the same model, on data that was opened ``beside`` other data."""
+        assert ifc.factors is not None
+        options, names = self._options(training.spec, reading, beside=True).given(), self.class_names(training)
+        return Record(
+            self.model, self.weights, training.spec, options, list(names) if names else None, ifc.factors.count
+        )
 
     def is_training_data(self, spec: str | None) -> bool:
         """Whether a name is that of the data that the run was fitted on."""
@@ -73,6 +86,12 @@ class Run:
         if self.record is not None and self.record.class_names:
             return tuple(self.record.class_names)
         return source.class_names
+
+    def _options(self, name: str, reading: DataChoice, beside: bool) -> SourceOptions:
+        options, allowed = reading.parsed(), OPTIONS[kind_of(name)]
+        if beside:
+            options = SourceOptions().or_else(options, allowed)
+        return options if self.record is None else options.or_else(_stored_options(self.record), allowed)
 
     def _refuse(self, what: str) -> NoReturn:
         record = read_record(self.path)

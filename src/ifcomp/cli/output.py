@@ -71,9 +71,9 @@ def paragraph(words: str) -> Text:
     return Text(words)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
     """A table with its first ``left`` columns to the left and numbers to the right."""
-    made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="")
+    made = Table(box=box.SIMPLE_HEAD)
     for number, name in enumerate(columns):
         made.add_column(Text(name), justify="left" if number < left else "right")
     for row in rows:

@@ -70,7 +70,7 @@ def prune(
         facts,
         [
             paragraph(f"Of {len(scores):,} examples of {source.spec}, the best learnt are dropped first."),
-            table("", ("share to drop", "dropped", "kept"), rows, left=0),
+            table(("share to drop", "dropped", "kept"), rows, left=0),
         ],
         {out: f"{len(scores):,} rows; columns {', '.join(columns)}"},
     )

@@ -39,6 +39,8 @@ class Record:
         options: How it was read, as far as it was said.
         class_names: Names of the classes 0 ... K-1, or None.
         examples: Number of training examples.
+        alpha: What 'ifcomp calibrate' chose, or None.
+        keep_argmax: Whether it was to keep the predicted class.
         signature: By whom and where it was written; empty if that is not known.
     """
 
@@ -48,6 +50,8 @@ class Record:
     options: dict[str, Any]
     class_names: list[str] | None
     examples: int
+    alpha: float | None = None
+    keep_argmax: bool = False
     signature: str = ""
 
     @property
@@ -99,6 +103,8 @@ def _check_types(record: Record) -> None:
         raise TypeError("an entry has the wrong type")
     if not isinstance(record.options, dict):
         raise TypeError("'options' is not an object")
+    if not (isinstance(record.alpha, float | int | None) and isinstance(record.keep_argmax, bool)):
+        raise TypeError("'alpha' or 'keep_argmax' has the wrong type")
 
 
 def _signature(record: Record, *, create: bool) -> str | None:

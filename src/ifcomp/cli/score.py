@@ -77,5 +77,5 @@ def _shown(scores: ScoreTable, spec: str) -> list[Any]:
     rows = [(name, *(f"{value:.4g}" for value in values.values())) for name, values in summary(scores).items()]
     return [
         paragraph(f"Scored {len(scores):,} examples of {spec}. Larger = more surprising; codelengths in nats."),
-        table("", ("column", "median", "95 %", "largest"), rows),
+        table(("column", "median", "95 %", "largest"), rows),
     ]
