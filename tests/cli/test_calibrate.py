@@ -33,7 +33,7 @@ def test_the_choice_is_that_of_the_library(run: Workshop) -> None:
     assert (content["beta"], content["alpha"]) == (expected.beta, expected.alpha)
     assert content["held_out"]["calibrated"]["nll"] == pytest.approx(expected.nll, rel=1e-4)
     assert content["held_out"]["model"]["nll"] == pytest.approx(expected.base_nll, rel=1e-4)
-    logits = run.network()(run.arrays("valid")[0])
+    logits = run.network()(run.arrays("valid")[0]).detach()
     temperature = min(
         float(torch.nn.functional.cross_entropy(beta * logits, run.arrays("valid")[1])) for beta in (0.5, 1.0, 2.0)
     )

@@ -121,7 +121,7 @@ def test_words_about_strange_inputs(run: Workshop) -> None:
     assert "of 100 inputs of npz:strange.npz are flagged" in words
     assert "better take held-out data as --reference" in words
     assert "held-out" not in said("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz")
-    assert "most surprising" not in said("ood", "run.ifcomp", "npz:strange.npz", "--top", "0")
+    assert "confidence" not in said("ood", "run.ifcomp", "npz:strange.npz", "--top", "0")
 
 
 def test_what_to_keep(run: Workshop) -> None:

@@ -130,12 +130,11 @@ def calibrate(
 def compared(tuned: Tuned) -> dict[str, dict[str, float]]:
     """Held-out metrics of the model, of the best of plain temperature scaling, and of the chosen settings."""
     frame = tuned.frame
-    softmax = frame[(frame["alpha"] == 0) & ~frame["keep_argmax"]]
-    rows = {"model": 0, "temperature": int(softmax["nll"].idxmin()), "calibrated": tuned.chosen}
-    return {
-        name: {metric: float(frame[metric][row]) for metric in ("accuracy", "nll", "ece", "brier")}
-        for name, row in rows.items()
-    }
+    softmax = [row for row in range(len(frame)) if frame["alpha"][row] == 0 and not frame["keep_argmax"][row]]
+    best = min(softmax, key=lambda row: float(frame["nll"][row]))
+    rows = {"model": 0, "temperature": best, "calibrated": tuned.chosen}
+    metrics = ("accuracy", "nll", "ece", "brier")
+    return {name: {metric: float(frame[metric][row]) for metric in metrics} for name, row in rows.items()}
 
 
 def _settings_of(ifc: Any) -> dict[str, Any]:

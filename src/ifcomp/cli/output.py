@@ -59,6 +59,9 @@ class Outcome:
         rows = [("Wrote", path, what) for path, what in self.written.items()]
         rows += [("Next", command, what) for command, what in self.next_steps.items()]
         grid = Table.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(no_wrap=True, overflow="fold")
+        grid.add_column()
         for title, name, what in rows:
             grid.add_row(Text(title, "bold"), Text(name, "cyan"), Text(what))
         if rows:
