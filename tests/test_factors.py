@@ -65,3 +65,13 @@ def test_factors_of_another_shape_are_refused(partial: bool) -> None:
     ifc = fitted("lenet", sua=True)
     with pytest.raises(FingerprintError, match=r"factors of another shape: 0, 4\n.*sua="):
         IFComp.from_factors(ifc.model, ifc.factors, partial=partial, sua=False)
+
+
+@pytest.mark.parametrize("name", ["vision_transformer", "embedding_positions_flat"])
+def test_a_model_that_was_moved_is_scored_as_before(name: str) -> None:
+    """Parameters get new memory, as on another device; a first batch of one example must do."""
+    ifc, inputs = fitted(name), CASES[name].sample(5).split(1)
+    before, coverage = torch.cat([ifc.influence(example) for example in inputs]), str(ifc.coverage)
+    ifc.model.double().float()
+    assert torch.equal(torch.cat([ifc.influence(example) for example in inputs]), before)
+    assert str(ifc.coverage) == coverage

@@ -371,15 +371,16 @@ class IFComp:
         checksums = _checksums(self.model)
         if checksums != self._checksums:
             storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            self._checksums = checksums
+            self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
         return self.factors
 
     def _receive(
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
-        """Adopt factors that were not fitted just now, once they are seen to fit the model."""
+        """Adopt factors that were not fitted just now, on the model's device, once they are seen to fit the model."""
         self._inventory, _ = with_known(self.model, self._selection, factors.blocks.keys())
         self._check_shapes(factors, what, advice)
+        self._session = None
         self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
 
     def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
