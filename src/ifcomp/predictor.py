@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ from ifcomp.errors import (
     NotFittedError,
     StorageError,
 )
+from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
@@ -268,6 +269,37 @@ class IFComp:
             "version": __version__,
         }
         return ScoreTable(frame, settings)
+
+    def explain(
+        self,
+        x: Any,
+        y: Any,
+        train: Iterable[Any],
+        *,
+        k: int = 5,
+        positions: Sequence[int] | None = None,
+        damping: Damping | None = None,
+        progress: bool | None = None,
+    ) -> Explanation:
+        """The training examples that most support and most contradict the labels of some examples.
+
+        The effect of training example i on (x, y) is ``g_y^T (G + damping)^-1 g_i / n``: how many nats the codelength
+        of y would grow, to first order, if the model had been trained without i. Positive effects support the label,
+        negative ones contradict it. One pass over the training data; memory does not grow with it.
+
+        Args:
+            x: Inputs of the examples to explain.
+            y: Their labels [B].
+            train: The training data as ``(x, y)`` or dicts with labels, re-iterable.
+            k: How many of each kind for an example.
+            positions: Where each of the examples is itself in the training data, to leave it out.
+            damping: Overrides the predictor's.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        batch = as_batch(x, labels=y)
+        check_labels(batch, self._fitted.num_classes)
+        check_data(train)
+        return explain(self._evaluation(batch, damping), batch, train, k, positions, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the factors and settings to one safetensors file, atomically."""
