@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,15 +14,30 @@ from ifcomp.errors import NonFiniteError
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
 
 
-def eigenbasis(covariances: Covariances) -> Mapping[str, Basis]:
-    """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision."""
-    return {
-        name: Basis(
-            None if covariance.inputs is None else eigenvectors(covariance.inputs, f"the inputs of layer '{name}'"),
-            eigenvectors(covariance.outputs, f"the output gradients of layer '{name}'"),
-        )
-        for name, covariance in covariances.blocks.items()
-    }
+def eigenbases(several: Sequence[Covariances]) -> list[Mapping[str, Basis]]:
+    """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision.
+
+    Fits that were made together share their input covariances, which are decomposed once.
+    """
+    inputs: dict[str, tuple[Tensor, Tensor]] = {}  # the last covariance of a block and its eigenvectors
+
+    def input_basis(name: str, covariance: Tensor | None) -> Tensor | None:
+        if covariance is None:
+            return None
+        if name not in inputs or inputs[name][0] is not covariance:
+            inputs[name] = covariance, eigenvectors(covariance, f"the inputs of layer '{name}'")
+        return inputs[name][1]
+
+    return [
+        {
+            name: Basis(
+                input_basis(name, covariance.inputs),
+                eigenvectors(covariance.outputs, f"the output gradients of layer '{name}'"),
+            )
+            for name, covariance in covariances.blocks.items()
+        }
+        for covariances in several
+    ]
 
 
 def eigenvectors(matrices: Tensor, what: str) -> Tensor:
