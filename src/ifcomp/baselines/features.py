@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,9 +72,15 @@ def run_data(
 
 
 def forward(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits [B, K] of a batch that is moved to the model's device first, inputs and logits checked."""
+    """Logits [B, K], of copies of the inputs on the model's device; gradients flow back to the inputs."""
     check_inputs(batch)
-    return run_model(model, batch.to(next(model.parameters()).device))
+    device = next(model.parameters()).device
+
+    def move(value: Any) -> Any:
+        return value.to(device, copy=True) if isinstance(value, Tensor) else value
+
+    kwargs = {key: move(value) for key, value in batch.kwargs.items()}
+    return run_model(model, replace(batch, args=tuple(map(move, batch.args)), kwargs=kwargs))
 
 
 def split_classifier(model: nn.Module, example: Any) -> tuple[Callable[[Any], Tensor], nn.Linear]:
@@ -146,6 +152,7 @@ def find_stages(model: nn.Module, example: Any) -> list[nn.Module]:
     last: dict[torch.Size, nn.Module] = {}
     for module, output in calls:
         if times[module] == 1 and isinstance(output, Tensor) and output.dim() == 4 and output.shape[2:].numel() > 1:
+            last.pop(output.shape[2:], None)  # so that the order is that of the calls
             last[output.shape[2:]] = module
     return list(last.values())
 

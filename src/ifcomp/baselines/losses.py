@@ -84,10 +84,10 @@ def as_networks(models: nn.Module | Sequence[nn.Module], data: Iterable[Any]) ->
 
 
 def check_repeatable(data: Iterable[Any]) -> None:
-    """Raise DataError if the data is an iterator, which the second of several networks would find exhausted."""
+    """Raise DataError if the data is an iterator, which a second pass over it would find exhausted."""
     if isinstance(data, Iterator):
         raise DataError(
-            "The data is run through several networks, but is an iterator that is exhausted after one pass. "
+            "The data is gone over several times, but is an iterator that is exhausted after one pass. "
             "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
         )
 
