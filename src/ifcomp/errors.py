@@ -63,3 +63,7 @@ class FingerprintError(StorageError):
 
 class MergeError(IfcompError):
     """Two fits cannot be merged; the message says why."""
+
+
+class MissingPackageError(IfcompError, ImportError):
+    """An optional package is needed here but cannot be imported; the message says how to install it."""
