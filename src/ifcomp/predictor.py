@@ -304,10 +304,41 @@ class IFComp:
             raise StorageError(
                 f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
             ) from error
-        loaded._inventory, _ = with_known(model, loaded._selection, stored.factors.blocks.keys())
-        loaded._check_shapes(stored.factors, str(path))
-        loaded._adopt(stored.factors.to(next(model.parameters()).device), dict(stored.fingerprint), layouts)
+        advice = "Is the file damaged, or was the model's code changed? Fit again."
+        loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
         return loaded
+
+    @classmethod
+    def from_factors(
+        cls,
+        model: nn.Module,
+        factors: Factors,
+        *,
+        partial: bool = False,
+        damping: Damping = DEFAULT_DAMPING,
+        sua: Sua = "auto",
+    ) -> Self:
+        """A fitted predictor from factors that were made elsewhere, for this very model.
+
+        Args:
+            model: The classifier that the factors belong to; only their shapes can be checked.
+            factors: Second moments and eigenbases of its blocks.
+            partial: Accept factors that leave out trainable parameters, and score with the blocks that are there.
+            damping: As of the constructor.
+            sua: Must be what the factors were made with.
+
+        Raises:
+            FingerprintError: If factors are missing, foreign or of another shape; lists them.
+        """
+        layers = None
+        if partial:
+            known = factors.blocks.keys()
+            complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
+            layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
+        made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
+        advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
+        made._receive(factors, storage.fingerprint(model), {}, "The given factors", advice)
+        return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """Everything a scoring call needs; ``first`` is used to check the model if that is still to be done."""
@@ -340,31 +371,39 @@ class IFComp:
         checksums = _checksums(self.model)
         if checksums != self._checksums:
             storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            self._checksums = checksums
+            self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
         return self.factors
 
-    def _adopt(
-        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout] | None = None
+    def _receive(
+        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
-        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts or {}, None
+        """Adopt factors that were not fitted just now, on the model's device, once they are seen to fit the model."""
+        self._inventory, _ = with_known(self.model, self._selection, factors.blocks.keys())
+        self._check_shapes(factors, what, advice)
+        self._session = None
+        self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
+
+    def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
+        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts, None
         self._checksums = _checksums(self.model)
 
-    def _check_shapes(self, factors: Factors, source: str) -> None:
+    def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
         """Raise FingerprintError unless the factors are just those of the model's blocks, in the right shapes."""
         needed = {block.name: factor_shapes(block) for block in self._inventory.blocks}
         found = {name: block.shapes for name, block in factors.blocks.items()}
-        wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+        lacking: set[str] = set()
         if self._selection.layers is None:
-            complete = {
-                name for block in take_inventory(self.model, self._selection).blocks for name in block.parameters
-            }
+            complete = take_inventory(self.model, self._selection).blocks
             covered = {name for block in self._inventory.blocks for name in block.parameters}
-            wrong += sorted(complete - covered)
-        if wrong:
-            raise FingerprintError(
-                f"The factors in '{source}' do not fit the layers of this model: {', '.join(wrong)}. "
-                "Is the file damaged, or was the model's code changed? Fit again."
-            )
+            lacking = {name for block in complete for name in block.parameters} - covered
+        groups = {
+            "parameters without factors": lacking,
+            "factors without a layer": found.keys() - needed.keys(),
+            "factors of another shape": {name for name in needed if needed[name] != found[name]},
+        }
+        lines = [f"  {title}: {', '.join(sorted(names))}" for title, names in groups.items() if names]
+        if lines:
+            raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:

@@ -128,7 +128,15 @@ def _label_columns(
     assert piece.batch.labels is not None
     labels = piece.batch.labels.to(parametric.device)
     error = complexity.codelength(torch.log_softmax(evaluation.beta * piece.logits.double(), 1), labels)
-    columns = {"label": labels, "label_probability": (-error).exp(), "error": error}
+    others = piece.logits.scatter(1, labels.unsqueeze(1), -torch.inf)
+    suggested = others.argmax(1)
+    columns = {
+        "label": labels,
+        "label_probability": (-error).exp(),
+        "suggested_label": suggested,
+        "suggested_probability": piece.probability.gather(1, suggested.unsqueeze(1)).squeeze(1),
+        "error": error,
+    }
     regret = None
     if influence is not None:
         own = influence.gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -36,9 +36,9 @@ from ifcomp.batches import Batch, as_batch
 from ifcomp.curvature import labels as label_module
 from ifcomp.curvature.eigen import eigenbasis, eigenvectors
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import sample_labels
+from ifcomp.curvature.labels import sample_labels, squared_residuals
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.errors import CurvatureWarning, MergeError, NonFiniteError
+from ifcomp.errors import MergeError, NonFiniteError
 from oracles import (
     Convolution,
     Inputs,
@@ -114,11 +114,19 @@ def oracle_covariance(
     return (inner[:, -1:, -1:] if block.parameters[0].endswith("bias") else inner), outer
 
 
+def importance(p: Tensor) -> tuple[Tensor, Tensor]:
+    """What labels are drawn with, and the weight that makes the expectation of a draw that over p, [B, K] each."""
+    residuals = p.unsqueeze(1) - torch.eye(p.shape[1], dtype=p.dtype)  # [B, label, K]
+    norms = residuals.square().sum(2)
+    drawn_with = p * norms / (p * norms).sum(1, keepdim=True)
+    return drawn_with, p / drawn_with
+
+
 def sampled_weights(case: Case, settings: FitSettings, pass_index: int) -> Tensor:
-    """How often each label was drawn for each example in a pass, over the number of draws, [B, K]."""
-    p = dense(case, SIZE).probability(settings.beta)
-    drawn = [sample_labels(p, settings.seed, pass_index, 0, draw) for draw in range(settings.label_samples)]
-    return torch.stack([nn.functional.one_hot(labels, p.shape[1]).double() for labels in drawn]).mean(0)
+    """How often each label was drawn for each example in a pass, times its weight over the number of draws, [B, K]."""
+    drawn_with, weight = importance(dense(case, SIZE).probability(settings.beta))
+    drawn = [sample_labels(drawn_with, settings.seed, pass_index, 0, draw) for draw in range(settings.label_samples)]
+    return torch.stack([nn.functional.one_hot(labels, weight.shape[1]).double() for labels in drawn]).mean(0) * weight
 
 
 # Pass 1 ------------------------------------------------------------------------------------------------------------
@@ -267,7 +275,9 @@ def test_sampled_fisher_converges_to_the_exact_one(case: Case) -> None:
         rotation = rotation_matrix(gradients.shape[2:], **basis_arguments(exact, own))
         squares = (gradients.flatten(2) @ rotation).square()
         mean = torch.einsum("by,byp->bp", p, squares)
-        variance = torch.einsum("by,byp->bp", p, (squares - mean.unsqueeze(1)).square())
+        drawn_with, weight = importance(p)
+        draw = squares * weight.unsqueeze(2)
+        variance = torch.einsum("by,byp->bp", drawn_with, (draw - mean.unsqueeze(1)).square())
         error = variance.sum(0).div(draws).sqrt() / SIZE
         deviation = found.blocks[own.name].second_moments.flatten() - mean.mean(0)
         assert (deviation.abs() <= 4.5 * error + 1e-14 * mean.max()).all()
@@ -574,16 +584,28 @@ def test_expected_moments_are_what_a_float32_fit_approaches() -> None:
             assert_same(found.double(), expected, rtol=1e-3, floor=1e-7)
 
 
-# Warnings ------------------------------------------------------------------------------------------------------------
+# Confident models ----------------------------------------------------------------------------------------------------
 
 
-def test_a_confident_model_with_too_few_sampled_labels_is_warned_of() -> None:
-    """Labels drawn from a confident model are nearly always its own, whose gradients are nearly zero."""
-    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    confident, doubtful = nn.Linear(4, 3), nn.Linear(4, 3)
+@pytest.mark.parametrize("margin", [9.0, 20.0, 60.0])
+def test_one_sampled_label_is_enough_for_a_confident_model(margin: float) -> None:
+    """Labels drawn from p itself are nearly always the model's own, whose gradient is nearly zero."""
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = nn.Linear(4, 3).double()
     with torch.no_grad():
-        confident.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))
-    with pytest.warns(CurvatureWarning, match=r"confident.*fisher='exact'"):
-        IFComp(confident).fit([x])
-    IFComp(confident, fisher="exact").fit([x])
-    IFComp(doubtful).fit([x])
+        model.bias.copy_(torch.tensor([margin, 0.0, 0.0]))
+    sampled, exact = (IFComp(model, fisher=fisher).fit([x]) for fisher in ("sampled", "exact"))
+    traces = [ifc.factors.blocks[""].second_moments.sum() for ifc in (sampled, exact)]
+    torch.testing.assert_close(traces[0], traces[1], rtol=1e-9, atol=0.0)  # every draw has the expected size
+    assert sampled.score([x]).frame["surprise"].mean() < 3
+    torch.testing.assert_close(sampled.influence(x[:9]), exact.influence(x[:9]), rtol=0.7, atol=0.0)
+
+
+def test_draws_of_confident_rows_are_not_lost_to_rounding() -> None:
+    p = torch.tensor([[1.0, 1e-30, 3e-30], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    sizes = squared_residuals(p)
+    torch.testing.assert_close(
+        sizes[0], torch.tensor([1.6e-59 + 1e-59, 2.0, 2.0], dtype=torch.float64), rtol=1e-12, atol=0
+    )
+    torch.testing.assert_close(sizes[1], torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(sizes[2], torch.tensor([0.5, 0.5, 1.5], dtype=torch.float64))

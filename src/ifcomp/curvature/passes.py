@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import fisher_cotangents, probabilities
+from ifcomp.curvature.labels import fisher_cotangents
 from ifcomp.curvature.rotation import (
     apply_basis,
     plan_rotation,
@@ -18,13 +17,9 @@ from ifcomp.curvature.rotation import (
     rotated_slabs,
     sum_equal_indices,
 )
-from ifcomp.errors import CurvatureWarning
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
 from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
-
-#: Sampled labels whose gradients have less than this share of their expected size get a warning.
-_TOO_FEW = 0.5
 
 
 def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSettings) -> Covariances:
@@ -55,25 +50,14 @@ def fit_second_moments(
     """Second pass: mean squares of the per-example gradients in the eigenbasis, with fresh label samples."""
     sums = {block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks}
     count = 0
-    drawn = expected = 0.0
     with session.attached():
         for recording, cotangents, piece in _recorded(session, batches, settings, pass_index=1):
             count += recording.batch
             with session.computing():
-                drawn += float(cotangents.square().sum())
-                expected += float((1 - probabilities(recording.logits, settings.beta).square().sum(1)).sum())
                 for chunk in cotangents.split(COTANGENTS_AT_ONCE):
                     _add_squares(sums, session, recording, basis, chunk)
                     for name, found in session.other_gradients(piece, chunk).items():
                         sums[name] += found.square_().sum((0, 1))
-    if settings.fisher == "sampled" and drawn < _TOO_FEW * expected:
-        warnings.warn(
-            f"The model is so confident that the labels drawn from it carry only {100 * drawn / expected:.2g} % of the "
-            "curvature they should have on average; scores will be far too large. Fit with fisher='exact', or with "
-            "more label_samples.",
-            CurvatureWarning,
-            stacklevel=3,
-        )
     blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
     return Factors(blocks, count, session.num_classes, settings)
 
