@@ -1,8 +1,10 @@
 """Several real processes give what one gives, and none is left hanging."""
 
+import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +19,39 @@ from ifcomp.distributed import Ranks, gather_rows, own_slices, ranks, sharing, s
 WORKER = Path(worker.__file__)
 
 
-def torchrun(processes: int, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+MODULE = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+"""
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
-        [*command, str(WORKER), *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
+
+
+def torchrun(processes: int, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
+    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    return run(*launch, *arguments, folder=folder)
 
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_give_what_one_gives(processes: int, tmp_path: Path) -> None:
     path = tmp_path / "found.npz"
-    run = torchrun(processes, str(path))
-    assert run.returncode == 0, run.stderr
+    ended = torchrun(processes, str(WORKER), str(path))
+    assert ended.returncode == 0, ended.stderr
     expected = worker.results(worker.data())
     with np.load(path) as found:
         assert found["world"] == processes
@@ -40,10 +62,31 @@ def test_several_processes_give_what_one_gives(processes: int, tmp_path: Path) -
 
 def test_a_process_that_dies_stops_the_others(tmp_path: Path) -> None:
     path = tmp_path / "found.npz"
-    run = torchrun(2, str(path), "dies")  # its time limit is what would find a hang
-    assert run.returncode != 0
-    assert "exitcode  : 17" in run.stderr
+    ended = torchrun(2, str(WORKER), str(path), "dies")  # its time limit is what would find a hang
+    assert ended.returncode != 0
+    assert "exitcode  : 17" in ended.stderr
     assert not path.exists()
+
+
+def test_the_command_line_is_the_same_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODULE)
+    frames = []
+    for launch in (lambda *command: run("-m", *command, folder=tmp_path), partial(torchrun, 2, "-m", folder=tmp_path)):
+        fitted = launch("ifcomp", "fit", "net:build", "digits", "--out", "run.ifcomp", "--json")
+        assert fitted.returncode == 0, fitted.stderr
+        assert json.loads(fitted.stdout)["examples"] == 1797  # said once
+        scored = launch("ifcomp", "score", "run.ifcomp", "--out", "scores.parquet")
+        assert scored.returncode == 0, scored.stderr
+        frames.append(pd.read_parquet(tmp_path / "scores.parquet"))
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+            "net.py",
+            "run.ifcomp",
+            "run.ifcomp.json",
+            "scores.parquet",
+        ]
+        (tmp_path / "run.ifcomp").unlink()
+        (tmp_path / "scores.parquet").unlink()
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4)
 
 
 def test_one_process_is_left_alone() -> None:
