@@ -1,4 +1,4 @@
-"""Both passes of the fit against dense oracles: covariances, eigenbasis, second moments, label samples and merging."""
+"""Both passes of the fit against dense oracles: covariances, eigenbases, second moments, label samples and merging."""
 
 import math
 from collections.abc import Iterable
@@ -34,11 +34,12 @@ from comparison import (
 from ifcomp import IFComp
 from ifcomp.batches import Batch, as_batch
 from ifcomp.curvature import labels as label_module
-from ifcomp.curvature.eigen import eigenbasis, eigenvectors
+from ifcomp.curvature.eigen import eigenbases, eigenvectors
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import sample_labels, squared_residuals
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.errors import MergeError, NonFiniteError
+from ifcomp.errors import MergeError, NonFiniteError, SettingError
+from ifcomp.predictor import fit_together
 from oracles import (
     Convolution,
     Inputs,
@@ -81,12 +82,12 @@ def opened(case: Case, **options: object) -> IFComp:
 
 def covariances_of(ifc: IFComp, batches: Iterable[Batch]) -> Covariances:
     """The first pass."""
-    return fit_covariances(ifc._session, batches, ifc.settings)
+    return fit_covariances(ifc._session, batches, [ifc.settings])[0]
 
 
 def moments_of(ifc: IFComp, batches: Iterable[Batch], basis: dict[str, Basis]) -> Factors:
     """The second pass."""
-    return fit_second_moments(ifc._session, batches, ifc.settings, basis)
+    return fit_second_moments(ifc._session, batches, [ifc.settings], [basis])[0]
 
 
 def module_name(block: OracleBlock) -> str:
@@ -181,7 +182,7 @@ def test_covariances_of_sampled_and_given_labels_equal_the_oracle(case: Case) ->
         (FitSettings(beta=0.7, fisher="empirical"), one_hot),
     ):
         ifc = opened(case)
-        found = fit_covariances(ifc._session, [as_batch(labelled(inputs, given))], settings)
+        found = fit_covariances(ifc._session, [as_batch(labelled(inputs, given))], [settings])[0]
         for block in case.blocks:
             _, outer = oracle_covariance(ifc.model, inputs, block, 0.7, False, weights)
             assert_same(found.blocks[library_block(ifc, block).name].outputs, outer)
@@ -416,7 +417,7 @@ def test_merged_shards_are_the_fit_on_all(case: Case, fisher: str) -> None:
         if covariance.inputs is not None:
             assert_same(merged.blocks[name].inputs, covariance.inputs, rtol=1e-10)
 
-    basis = eigenbasis(merged)
+    basis = eigenbases([merged])[0]
     expected = moments_of(ifc, [batch], basis)
     one, two, three = (moments_of(ifc, [shard], basis) for shard in shards)
     for together in (one.merge(two).merge(three), one.merge(two.merge(three)), three.merge(one).merge(two)):
@@ -519,7 +520,7 @@ def test_non_finite_covariance_names_its_layer(side: str, entry: float) -> None:
     broken[0, 0, 1] = entry
     found = Covariances({"body.0": sound, "body.7.fc": replace(sound, **{side: broken})}, 4)
     with pytest.raises(NonFiniteError, match=rf"{side[:-1]}.* of layer 'body\.7\.fc'"):
-        eigenbasis(found)
+        eigenbases([found])
 
 
 class Failing:
@@ -560,7 +561,7 @@ def test_decomposition_that_never_converges_is_an_error(monkeypatch: pytest.Monk
     eigh = Failing(10**6, monkeypatch)
     found = Covariances({"body.fc": Covariance(None, spectrum(1.0, 2.0))}, 4)
     with pytest.raises(NonFiniteError, match=r"layer 'body\.fc' does not converge"):
-        eigenbasis(found)
+        eigenbases([found])
     assert len(eigh.given) > 1
 
 
@@ -609,3 +610,39 @@ def test_draws_of_confident_rows_are_not_lost_to_rounding() -> None:
     )
     torch.testing.assert_close(sizes[1], torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64))
     torch.testing.assert_close(sizes[2], torch.tensor([0.5, 0.5, 1.5], dtype=torch.float64))
+
+
+# Several fits in one ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FEW_CASES, ids=str)
+def test_fits_made_together_equal_fits_made_alone(case: Case) -> None:
+    model, data = case.make().double(), [dense(case, SIZE).inputs]
+    options = [{"beta": 1.0}, {"beta": 0.2, "fisher": "sampled", "seed": 4}, {"beta": 0.0}]
+    together = [IFComp(model, **{"fisher": "exact", **own}) for own in options]
+    fit_together(together, data)
+    for found, own in zip(together, options, strict=True):
+        alone = IFComp(model, **{"fisher": "exact", **own}).fit(data)
+        assert found.factors.settings == alone.factors.settings
+        for name, block in alone.factors.blocks.items():
+            torch.testing.assert_close(found.factors.blocks[name].second_moments, block.second_moments, rtol=0, atol=0)
+
+
+def test_fits_made_together_share_the_forward_passes() -> None:
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    IFComp(model).fit([x])
+    alone = len(calls)
+    fit_together([IFComp(model, beta) for beta in (0.1, 0.5, 1.0)], [x])
+    handle.remove()
+    assert len(calls) == 2 * alone
+
+
+def test_only_predictors_of_one_model_are_fitted_together() -> None:
+    one, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    with pytest.raises(SettingError, match="same model"):
+        fit_together([IFComp(one), IFComp(other)], [torch.randn(5, 4)])
+    with pytest.raises(SettingError, match="layers="):
+        fit_together([IFComp(one), IFComp(one, layers="last")], [torch.randn(5, 4)])

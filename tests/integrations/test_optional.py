@@ -6,7 +6,7 @@ import sys
 CODE = """
 import sys
 
-OPTIONAL = {"pytorch_ood": "ood", "cleanlab": "cleanlab", "datasets": "cleanlab", "torchvision": "", "kronfluence": ""}
+OPTIONAL = {"pytorch_ood", "cleanlab", "datasets", "torchvision", "kronfluence"}
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -18,7 +18,8 @@ import importlib
 import ifcomp
 assert not any(name.startswith("ifcomp.integrations") for name in sys.modules)
 importlib.import_module("ifcomp.integrations.kronfluence")
-for package in ("pytorch_ood", ):
+importlib.import_module("ifcomp.integrations.sklearn")
+for package in ("pytorch_ood", "cleanlab"):
     try:
         importlib.import_module(f"ifcomp.integrations.{package}")
     except ifcomp.errors.MissingPackageError as error:
@@ -30,4 +31,6 @@ def test_without_the_packages_the_library_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "pytorch-ood cannot be imported (No module named 'pytorch_ood'). Install it with: pip install \"ifcomp[ood]\"",
+        "cleanlab with Datalab cannot be imported (No module named 'cleanlab'). "
+        'Install it with: pip install "ifcomp[cleanlab]"',
     ]

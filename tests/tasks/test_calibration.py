@@ -18,8 +18,10 @@ from ifcomp.tasks.calibration import (
     brier_score,
     calibration_summary,
     expected_calibration_error,
+    fitted_inverse_temperature,
     negative_log_likelihood,
     plot_reliability,
+    pnml_grid,
     reliability_curve,
 )
 
@@ -235,3 +237,46 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one curve"):
         plot_reliability({}, io.BytesIO())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_planted_temperature_is_found() -> None:
+    generator = np.random.default_rng(3)
+    logits = 4 * generator.normal(size=(5000, 5))
+    labels = np.array([generator.choice(5, p=row) for row in softmax(0.3 * logits)])
+    found = fitted_inverse_temperature(logits, labels)
+    assert found == pytest.approx(0.3, rel=0.05)
+    best = log_loss(labels, softmax(found * logits))
+    for nearby in (0.99 * found, 1.01 * found):
+        assert log_loss(labels, softmax(nearby * logits)) > best
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def test_the_grid_is_the_formula_for_every_alpha_and_both_variants() -> None:
+    probabilities, labels = random_predictions(4, 60)
+    influence = np.random.default_rng(5).exponential(100, (60, 4))
+    frame = pnml_grid(probabilities, influence, labels, 50, [0, 0.3])
+    assert list(frame.columns) == ["alpha", "keep_argmax", "nll", "ece", "accuracy", "brier"]
+    assert frame["alpha"].tolist() == [0, 0, 0.3, 0.3]
+    assert frame["keep_argmax"].tolist() == [False, True, False, True]
+    hindsight = probabilities * (1 + 0.3 / 50 * influence)
+    doubt = 0.3 / 50 * (probabilities * influence).sum(1, keepdims=True)
+    expected = [probabilities, probabilities]
+    expected += [hindsight / hindsight.sum(1, keepdims=True), (probabilities + doubt / 4) / (1 + doubt)]
+    for row, values in zip(frame.itertuples(), expected, strict=True):
+        assert row.nll == pytest.approx(log_loss(labels, values))
+        assert row.ece == pytest.approx(brute_force_mass(values, labels, 20))
+        assert row.accuracy == (values.argmax(1) == labels).mean()
+        assert row.brier == pytest.approx(brier_score_loss(labels, values))
+
+
+def test_a_grid_needs_influences_and_alphas() -> None:
+    with pytest.raises(DataError, match="influence"):
+        pnml_grid(PROBABILITIES, [[1.0, 2.0]], LABELS, 10, [1.0])
+    with pytest.raises(DataError, match="influence"):
+        pnml_grid(PROBABILITIES, -PROBABILITIES, LABELS, 10, [1.0])
+    with pytest.raises(SettingError, match="alpha"):
+        pnml_grid(PROBABILITIES, PROBABILITIES, LABELS, 10, [-1.0])

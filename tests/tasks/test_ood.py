@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from ifcomp import IFComp
 from ifcomp.errors import DataError, SettingError
-from ifcomp.tasks.ood import OODMetrics, flag_ood, ood_metrics, ood_threshold
+from ifcomp.tasks.ood import OOD_DAMPING, OODMetrics, flag_ood, ood_metrics, ood_threshold
+from tasks.digits import images_and_labels, train_network
 from tasks.tables import table_of
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=50)
@@ -75,7 +77,7 @@ def test_larger_is_more_out_of_distribution() -> None:
 
 def test_flags_by_hand() -> None:
     found = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
-    assert found["index"].tolist() == [1, 3, 0 + 2, 0]
+    assert found["index"].tolist() == [1, 3, 2, 0]
     assert found["is_ood"].tolist() == [True, True, False, False]
     assert found["parametric_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
     expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity", "surprise"]
@@ -99,3 +101,16 @@ def test_what_cannot_be_used_is_refused() -> None:
             ood_threshold(scores)
         with pytest.raises(DataError, match="out_scores"):
             ood_metrics([1.0], scores)
+
+
+def test_planted_strangers_are_flagged_and_familiar_digits_are_not() -> None:
+    """The threshold comes from held-out digits, the flags are for others, and for the same turned to negatives."""
+    images, labels = images_and_labels()
+    ifc = IFComp(train_network(images[:800], labels[:800]), fisher="exact", damping=OOD_DAMPING)
+    ifc.fit([images[:800]])
+    threshold = ood_threshold(ifc.parametric_complexity(images[800:1300]), 0.95)
+    found = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
+    strange = found["index"] >= len(images) - 1300
+    assert found["is_ood"][~strange].mean() < 0.12
+    assert found["is_ood"][strange].mean() > 0.9
+    assert ood_metrics(found["parametric_complexity"][~strange], found["parametric_complexity"][strange]).auroc > 0.95

@@ -1,1 +1,1 @@
-"""What users would pick instead: every baseline of the paper behind a small interface, one file a method."""
+"""Rivals: one file a method."""

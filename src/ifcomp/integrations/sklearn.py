@@ -110,9 +110,9 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             y: Labels [N] of any type that scikit-learn sorts: numbers, strings, booleans.
         """
         self._check_settings()
-        X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        features, targets = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(targets)
+        self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class only, {self.classes_[0]!r}. Give examples of two classes or more.")
         seed = int(check_random_state(self.random_state).randint(2**31))
@@ -120,10 +120,10 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         if isinstance(self.module, nn.Module):
             self.scaler_, self.network_ = None, self.module
         else:
-            self.scaler_ = StandardScaler().fit(X)
-            self.network_ = self._trained(torch.from_numpy(self.scaler_.transform(X)), labels, seed)
+            self.scaler_ = StandardScaler().fit(features)
+            self.network_ = self._trained(torch.from_numpy(self.scaler_.transform(features)), labels, seed)
         ifc = IFComp(self.network_, self.beta, fisher=self.fisher, seed=seed)
-        factors = ifc.fit(_batches(self._inputs(X), labels), progress=self.verbose).factors
+        factors = ifc.fit(_batches(self._inputs(features), labels), progress=self.verbose).factors
         if factors is not None and factors.num_classes != len(self.classes_):
             raise LabelError(
                 f"The network has {factors.num_classes} logits, but y has {len(self.classes_)} classes. "
@@ -200,9 +200,9 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         check_is_fitted(self)
         return self._inputs(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _inputs(self, X: NDArray[np.float64]) -> Tensor:  # noqa: N803
+    def _inputs(self, features: NDArray[np.float64]) -> Tensor:
         """What the network gets, in its own precision."""
-        values = X if self.scaler_ is None else self.scaler_.transform(X)
+        values = features if self.scaler_ is None else self.scaler_.transform(features)
         return torch.tensor(values, dtype=next(self.network_.parameters()).dtype)
 
     def _codes(self, y: NDArray[Any], size: int) -> NDArray[np.int64]:

@@ -7,14 +7,19 @@ Everything takes what ``numpy.asarray`` takes, tensors on the CPU included: ``pr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
+import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
 
+from ifcomp.complexity import pnml_distribution
+from ifcomp.curvature.factors import check_number
 from ifcomp.errors import DataError, LabelError, SettingError
 from ifcomp.files import written_atomically
 
@@ -29,6 +34,9 @@ Spacing = Literal["mass", "width"]
 
 #: As in the paper.
 BINS = 20
+
+#: Where an inverse temperature is searched.
+INVERSE_TEMPERATURES = (0.02, 50.0)
 
 #: How far a row of probabilities may be from a sum of 1: float32 over a thousand classes is much closer.
 SUM_TOLERANCE = 1e-3
@@ -124,6 +132,55 @@ def calibration_summary(probability: ArrayLike, label: ArrayLike) -> dict[str, f
         "ece": expected_calibration_error(values, truth),
         "ece_width": expected_calibration_error(values, truth, spacing="width"),
     }
+
+
+def fitted_inverse_temperature(logits: ArrayLike, label: ArrayLike) -> float:
+    """The beta for which ``softmax(beta * logits)`` has the smallest NLL: 1 over the fitted temperature.
+
+    Below 1 the model is overconfident. Searched in `INVERSE_TEMPERATURES`; the NLL is convex in beta.
+
+    Args:
+        logits: [N, K].
+        label: [N].
+    """
+    values = torch.as_tensor(np.asarray(logits, dtype=np.float64))
+
+    def likelihood(log_beta: float) -> float:
+        return negative_log_likelihood(torch.softmax(np.exp(log_beta) * values, 1), label)
+
+    found = minimize_scalar(likelihood, bounds=np.log(INVERSE_TEMPERATURES), method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(found.x))
+
+
+def pnml_grid(
+    probability: ArrayLike, influence: ArrayLike, label: ArrayLike, count: int, alphas: Iterable[float]
+) -> pd.DataFrame:
+    """Metrics of the pNML distribution (eq. pnml_dist) for every alpha, as it is and with the predicted class kept.
+
+    Args:
+        probability: The model's distribution at beta, [N, K].
+        influence: Boltzmann influence of every label at the same beta, [N, K].
+        label: [N].
+        count: Training examples n.
+        alphas: Weights of an example beside a training example; 0 gives the model's distribution.
+
+    Returns:
+        One row for each alpha and variant: ``alpha``, ``keep_argmax``, ``nll`` (nats), ``ece``, ``accuracy``,
+        ``brier``.
+    """
+    values, truth = checked_probabilities(probability, label)
+    forms = np.asarray(influence, dtype=np.float64)
+    if forms.shape != values.shape or not (forms >= 0).all():
+        raise DataError(f"influence must be at least 0 and of shape {list(values.shape)}, but has {list(forms.shape)}.")
+    rows = []
+    for alpha in alphas:
+        check_number("alpha", alpha)
+        for keep_argmax in (False, True):
+            found = pnml_distribution(torch.tensor(values), torch.tensor(forms), count, alpha, keep_argmax)
+            summary = calibration_summary(found, truth)
+            kept = {name: summary[name] for name in ("nll", "ece", "accuracy", "brier")}
+            rows.append({"alpha": float(alpha), "keep_argmax": keep_argmax, **kept})
+    return pd.DataFrame(rows)
 
 
 def plot_reliability(curves: Mapping[str, ReliabilityCurve], target: str | os.PathLike[str] | Axes) -> None:

@@ -120,6 +120,11 @@ def estimate_noise_rate(table: ScoreTable) -> float:
     of the others, those whose label is confident count as right; the rest is not counted. The share of wrong ones is
     taken within each given class, and averaged over the examples.
 
+    The model has seen the labels, so the estimate falls short as it memorises them: read it as a lower bound. Means
+    over small networks on digits with 5, 20 and 40 % of the labels replaced by random ones: 5.1, 19.3 and 39.3 %
+    while less than 2 % of those are memorised (0.2 % on clean labels), 3.1, 14.7 and 37.3 % when 2 to 6 % are, and 0
+    when nearly all are. A network that still underfits errs to the other side, by up to two points.
+
     Args:
         table: Scores of the training data with labels.
     """
