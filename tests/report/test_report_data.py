@@ -299,6 +299,16 @@ def test_equal_previews_are_stored_once_and_explanations_find_theirs() -> None:
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
 
 
+def test_an_image_is_encoded_once_however_often_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+    monkeypatch.setattr("ifcomp.report.payload.thumbnail", lambda source: f"{encoded.append(source)}")
+    audit = make_audit(10)
+    previews = {index: Preview("image", np.full((2, 2), index)) for index in range(10)}
+    everyone = [(index, 1.0, 0) for index in range(10)]
+    _payload(audit, previews=previews, explanations=dict.fromkeys(range(10), everyone))
+    assert len(encoded) == 10
+
+
 def test_long_texts_and_rows_are_cut() -> None:
     audit = make_audit(10)
     first, second = audit.frame["index"].head(2).tolist()
