@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import Tensor, nn
 
-from ifcomp import IFComp, Relative
+from ifcomp import IFComp, Relative, tuning
 from ifcomp.errors import DataError, EmptyDataError, LabelError, ModelError, SettingError
 from ifcomp.tuning import ALPHAS, BETA_MULTIPLES, OODChoice, Tuned, choose_ood_beta, fit_auto, fit_grid, tune
 from tasks.digits import images_and_labels, train_network
@@ -135,16 +135,16 @@ def test_batches_do_not_matter() -> None:
     pd.testing.assert_frame_equal(other.frame, tuned(shifted=False).frame, rtol=1e-4)
 
 
-def test_there_is_one_fit_and_one_influence_pass_for_each_beta(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    for name in ("fit", "influence"):
-        original = getattr(IFComp, name)
-        monkeypatch.setattr(
-            IFComp, name, lambda *args, _call=original, _name=name, **how: calls.append(_name) or _call(*args, **how)
-        )
+def test_there_is_one_fit_for_the_grid_and_one_influence_pass_for_each_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, passes = [], []
+    fit, influence = tuning.fit_together, IFComp.influence
+    monkeypatch.setattr(
+        tuning, "fit_together", lambda many, *args, **how: fits.append(len(many)) or fit(many, *args, **how)
+    )
+    monkeypatch.setattr(IFComp, "influence", lambda *args, **how: passes.append(1) or influence(*args, **how))
     tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5, 0.7])
-    assert calls.count("fit") == 3  # 1 is added
-    assert calls.count("influence") == 3 * len(loader(VALIDATION))
+    assert fits == [3]  # 1 is added
+    assert len(passes) == 3 * len(loader(VALIDATION))
 
 
 def test_the_default_grid_is_around_the_fitted_temperature_and_wide() -> None:

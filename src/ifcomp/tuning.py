@@ -18,7 +18,7 @@ from ifcomp.batches import as_batch, as_batches, check_data, check_labels, run_m
 from ifcomp.curvature.factors import Damping, check_number
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.capture import evaluating
-from ifcomp.predictor import DEFAULT_DAMPING, IFComp
+from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import fitted_inverse_temperature, pnml_grid
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
@@ -107,7 +107,7 @@ class OODChoice:
 def fit_grid(
     model: nn.Module, betas: Sequence[float], data: Iterable[Any], *, progress: bool | None = None, **settings: Any
 ) -> list[IFComp]:
-    """A predictor for each beta, fitted on the same data: the one place where grids are fitted.
+    """A predictor for each beta, fitted on the same data in the same two passes.
 
     Args:
         model: The classifier.
@@ -118,7 +118,8 @@ def fit_grid(
             network carry next to no curvature.
     """
     predictors = [IFComp(model, beta, **{"fisher": "exact", **settings}) for beta in betas]
-    return [predictor.fit(data, progress=progress) for predictor in predictors]
+    fit_together(predictors, data, progress=progress)
+    return predictors
 
 
 def tune(

@@ -9,6 +9,7 @@ import pytest
 from workshop import Workshop, ifcomp
 
 from ifcomp import IFComp
+from ifcomp.tasks.mislabel import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 
 
@@ -57,6 +58,26 @@ def test_all_parts(run: Workshop, handed: dict[str, Any]) -> None:
     best = IFComp.load("calibrated.ifcomp", run.network()).predict_proba(valid, record["alpha"]).amax(1)
     after = handed["calibration"].after
     assert float(np.average(after.confidence, weights=after.count)) == pytest.approx(float(best.mean()), rel=1e-4)
+
+
+def test_suspects_come_with_the_training_examples_behind_their_labels(run: Workshop, handed: dict[str, Any]) -> None:
+    assert ifcomp("report", "run.ifcomp", "--fraction", "0.05").exit_code == 0
+    suspects = handed["audit"].suspects["index"].tolist()
+    assert list(handed["explanations"]) == suspects
+    x, y = run.arrays("train")
+    explained = IFComp.load("run.ifcomp", run.network()).explain(
+        x[suspects[:1]], y[suspects[:1]], [(x, y)], k=4, positions=suspects[:1], damping=AUDIT_DAMPING
+    )
+    found = handed["explanations"][suspects[0]]
+    assert [example.index for example in found] == explained.frame["index"].tolist()
+    np.testing.assert_allclose([example.influence for example in found], explained.frame["effect"], rtol=1e-3)
+    assert all(example.label == y[example.index] and example.index != suspects[0] for example in found)
+    np.testing.assert_array_equal(found[0].preview.content, x[found[0].index].numpy())
+
+
+def test_other_data_comes_without_them(run: Workshop, handed: dict[str, Any]) -> None:
+    assert ifcomp("report", "run.ifcomp", "npz:valid.npz").exit_code == 0
+    assert handed["explanations"] is None
 
 
 def test_labels_alone(run: Workshop, handed: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ifcomp import IFComp
+from ifcomp.cli.explaining import explanations
 from ifcomp.cli.opened import Run
 from ifcomp.curvature.factors import Damping
 from ifcomp.errors import SettingError
@@ -15,6 +16,9 @@ from ifcomp.tasks.mislabel import AUDIT_DAMPING, LabelAudit, audit_labels
 
 #: Suspicious examples that a report shows with a picture.
 PREVIEWS = 200
+
+#: Suspicious examples that a report shows with the training examples behind their labels.
+EXPLAINED = 50
 
 
 def check_shares(fraction: float | None, noise_rate: float | None) -> None:
@@ -40,9 +44,13 @@ def write_report(
     title: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the report of an audit, with pictures of the first examples, and ``more`` parts of `build_report`."""
+    """Write the report of an audit: the first examples in pictures, what stands behind the labels of suspects, and
+    ``more`` parts of `build_report`.
+    """
     names: Sequence[str] | None = opened.class_names(source)
     first = audit.frame["index"].head(PREVIEWS).tolist()
+    own = opened.is_training_data(source.spec)
+    behind = explanations(ifc, source, audit.suspects["index"].head(EXPLAINED).tolist()) if own else None
     build_report(
         path,
         title=title or f"Labels of {source.spec}",
@@ -53,6 +61,7 @@ def write_report(
             run=opened.path, model=opened.model, weights=opened.weights, data=source.spec, seed=ifc.settings.seed
         ),
         coverage=ifc.coverage,
+        explanations=behind,
         max_previews=PREVIEWS,
         **(more or {}),
     )
