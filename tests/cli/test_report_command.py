@@ -116,3 +116,28 @@ def test_bad_input_ends_with_2_and_writes_nothing(run: Workshop, arguments: list
     assert found.exit_code == 2, found.output
     assert words in " ".join(found.stderr.split())
     assert {path.name for path in Path().iterdir()} == before
+
+
+@pytest.mark.filterwarnings("always")
+def test_texts_of_different_lengths_are_shown_without_explanations(workshop: Workshop, handed: dict[str, Any]) -> None:
+    Path("texts.py").write_text(
+        "import torch\n"
+        "from torch import nn\n\n"
+        "class Mean(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        torch.manual_seed(0)\n"
+        "        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)\n\n"
+        "    def forward(self, input_ids):\n"
+        "        return self.head(self.words(input_ids).mean(1))\n\n"
+        "def data():\n"
+        "    made = torch.Generator().manual_seed(0)\n"
+        "    return [{'input_ids': torch.randint(9, (5, 3 + step), generator=made), 'labels': torch.arange(5) % 2}\n"
+        "            for step in range(4)]\n"
+    )
+    assert ifcomp("fit", "texts:Mean", "texts:data").exit_code == 0
+    found = ifcomp("report", "run.ifcomp", "--fraction", "0.5")
+    assert found.exit_code == 0, found.output
+    assert "Warning: The report does not explain suspects: inputs of 'texts:data'" in found.stderr
+    assert handed["explanations"] == {}
+    assert handed["previews"][int(handed["audit"].frame["index"][0])].kind == "text"

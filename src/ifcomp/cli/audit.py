@@ -102,7 +102,8 @@ def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: 
     said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
     said += f": stochastic complexity of at least {found.threshold:.3g} nats." if suspects else "."
     if found.settings["noise_rate_estimated"]:
-        said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong."
+        said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong, more if the model has"
+        said += " memorised some."
     if found.settings["beta"] != AUDIT_BETA:
         said += f" The run was fitted at beta {found.settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
     if not suspects:

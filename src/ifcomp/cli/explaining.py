@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from ifcomp import IFComp
 from ifcomp.batches import as_batches
+from ifcomp.errors import DataError
 from ifcomp.report import TrainingExample
 from ifcomp.sources import Source
 from ifcomp.tasks.mislabel import AUDIT_DAMPING
@@ -27,7 +29,11 @@ def explanations(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict
     """
     if not suspects:
         return {}
-    x, y = examples_at(training, suspects)
+    try:
+        x, y = examples_at(training, suspects)
+    except DataError as error:
+        warnings.warn(f"The report does not explain suspects: {error}", stacklevel=2)
+        return {}
     frame = ifc.explain(x, y, training.batches(), k=NEIGHBOURS, positions=suspects, damping=AUDIT_DAMPING).frame
     shown = sorted({int(index) for index in frame["index"]})
     previews = dict(zip(shown, training.preview(shown), strict=True))
@@ -40,7 +46,11 @@ def explanations(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict
 
 
 def examples_at(source: Source, positions: Sequence[int]) -> tuple[Any, torch.Tensor]:
-    """Inputs and labels of the examples at some positions, in that order: one pass over the data."""
+    """Inputs and labels of the examples at some positions, in that order: one pass over the data.
+
+    Raises:
+        DataError: If their inputs do not have one shape, such as texts of different lengths.
+    """
     picked: dict[int, tuple[Any, torch.Tensor]] = {}
     for batch in as_batches(source.batches()):
         for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
@@ -48,6 +58,11 @@ def examples_at(source: Source, positions: Sequence[int]) -> tuple[Any, torch.Te
             assert one.labels is not None
             picked[position] = one.kwargs or one.args[0], one.labels
     inputs, labels = zip(*(picked[position] for position in positions), strict=True)
-    if isinstance(inputs[0], dict):
-        return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}, torch.cat(labels)
-    return torch.cat(inputs), torch.cat(labels)
+    try:
+        if isinstance(inputs[0], dict):
+            return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}, torch.cat(labels)
+        return torch.cat(inputs), torch.cat(labels)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(
+            f"inputs of '{source.spec}' cannot be put into one batch ({str(error).rstrip('.')})."
+        ) from error

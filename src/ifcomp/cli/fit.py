@@ -132,7 +132,7 @@ def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
     return Outcome(
         facts,
         shown,
-        {out: "the run", record_path(out): "its record: what was typed, signed for you in this folder"},
+        {out: "the run", record_path(out): "its record: what was typed"},
         {
             f"ifcomp audit {out}": "which training labels are wrong",
             f"ifcomp ood {out} DATA": "which inputs are unlike the training data",

@@ -92,7 +92,7 @@ def ood(
     }
     shown = _shown(facts, opened.is_training_data(reference), opened.class_names(source))
     written = {out: f"all {len(found):,} inputs, most surprising first"}
-    next_steps = {f"ifcomp report {run} --strange {data}": "how far they are from the training data, in a picture"}
+    next_steps = {f"ifcomp report {run} --strange {data}": "the same as a picture"}
     too_many = max_flagged is not None and flagged > max_flagged
     return Outcome(facts, shown, written, next_steps, GATE if too_many else 0)
 

@@ -56,17 +56,21 @@ class Outcome:
         """For people: what was found, what was written, what to do next."""
         for part in self.shown:
             console.print(part)
-        rows = [("Wrote", path, what) for path, what in self.written.items()]
-        rows += [("Next", command, what) for command, what in self.next_steps.items()]
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column()
-        grid.add_column(no_wrap=True, overflow="fold")
-        grid.add_column()
-        for title, name, what in rows:
-            grid.add_row(Text(title, "bold"), Text(name, "cyan"), Text(what))
-        if rows:
             console.print()
-            console.print(grid)
+        for title, lines in (("Wrote", self.written), ("Next", self.next_steps)):
+            if lines:
+                console.print(_lines(title, lines))
+
+
+def _lines(title: str, lines: Mapping[str, str]) -> Table:
+    """A file or command and what it is, a line each; names are not broken, so that they can be copied."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(no_wrap=True, overflow="fold")
+    grid.add_column()
+    for name, what in lines.items():
+        grid.add_row(Text(f"{title:5}", "bold"), Text(name, "cyan"), Text(what))
+    return grid
 
 
 def paragraph(words: str) -> Text:
@@ -76,7 +80,7 @@ def paragraph(words: str) -> Text:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
     """A table with its first ``left`` columns to the left and numbers to the right."""
-    made = Table(box=box.SIMPLE_HEAD)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for number, name in enumerate(columns):
         made.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
     for row in rows:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ifcomp import IFComp
 from ifcomp.batches import as_batches, check_labels, run_model
+from ifcomp.distributed import ranks
 from ifcomp.progress import track
 from ifcomp.sources import Source
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
@@ -49,7 +50,7 @@ def probabilities(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool) 
     """Go over the data once."""
     own, calibrated, labels = [], [], []
     device = next(ifc.model.parameters()).device
-    for batch in as_batches(track(source.batches(), "predicting")):
+    for batch in as_batches(track(source.batches(), "predicting", None if ranks().rank == 0 else False)):
         with torch.no_grad():
             own.append(run_model(ifc.model, batch.to(device)).double().softmax(1).cpu())
         inputs = batch.kwargs or batch.args[0]
