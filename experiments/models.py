@@ -3,10 +3,19 @@
 Module names are the keys of published weights, so ``load_state_dict`` takes those as they are.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from experiments.datasets import CIFAR10, IMAGENET, Normalisation, data_file
+from ifcomp.errors import SettingError
+
+#: The rate that the paper finds best for Monte-Carlo dropout.
+DROPOUT = 0.3
 
 
 class LeNet(nn.Module):
@@ -15,22 +24,24 @@ class LeNet(nn.Module):
     Args:
         num_classes: Number of classes K.
         channels: Channels of the 28x28 input images.
+        dropout: Rate of dropout after the ReLUs of the fully connected layers.
     """
 
-    def __init__(self, num_classes: int = 10, channels: int = 1) -> None:
+    def __init__(self, num_classes: int = 10, channels: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, num_classes)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps images [B, channels, 28, 28] to logits [B, K]."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = F.relu(self.fc1(x.flatten(1)))
-        logits: Tensor = self.fc3(F.relu(self.fc2(x)))
+        x = self.dropout(F.relu(self.fc1(x.flatten(1))))
+        logits: Tensor = self.fc3(self.dropout(F.relu(self.fc2(x))))
         return logits
 
 
@@ -58,19 +69,21 @@ class BasicBlock(nn.Module):
         outputs: Channels of the output.
         stride: Stride of the first convolution.
         shortcut: Maps the block's input to the shape of its output.
+        dropout: Rate of dropout after the ReLU between the convolutions.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: nn.Module) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut = shortcut
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        out = self.bn2(self.conv2(self.dropout(F.relu(self.bn1(self.conv1(x))))))
         return F.relu(out + self.shortcut(x))
 
 
@@ -105,14 +118,15 @@ class ResNet18(nn.Module):
     Args:
         num_classes: Number of classes K.
         width: Channels of the first stage; the others have 2, 4 and 8 times as many.
+        dropout: Rate of dropout in every block.
     """
 
-    def __init__(self, num_classes: int, width: int) -> None:
+    def __init__(self, num_classes: int, width: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         channels = [width * factor for factor in (1, 1, 1, 2, 2, 4, 4, 8, 8)]
-        self.layers = nn.Sequential(*(_projected_block(inputs, outputs) for inputs, outputs in pairwise(channels)))
+        self.layers = nn.Sequential(*(_projected_block(*ends, dropout) for ends in pairwise(channels)))
         self.linear = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,9 +146,56 @@ def resnet56(num_classes: int = 10) -> ThreeStageResNet:
     return ThreeStageResNet(9, num_classes)
 
 
-def resnet18(num_classes: int = 10, width: int = 64) -> ResNet18:
+def resnet18(num_classes: int = 10, width: int = 64, dropout: float = 0.0) -> ResNet18:
     """CIFAR ResNet-18, 11.2 million parameters at width 64 and 2.8 million at width 32."""
-    return ResNet18(num_classes, width)
+    return ResNet18(num_classes, width, dropout)
+
+
+#: Every network that can be trained by name; each takes the number of classes.
+MODELS: Mapping[str, Callable[[int], nn.Module]] = {
+    "lenet": LeNet,
+    "lenet-dropout": partial(LeNet, dropout=DROPOUT),
+    "resnet20": resnet20,
+    "resnet56": resnet56,
+    "resnet18": resnet18,
+    "resnet18-width32": partial(resnet18, width=32),
+    "resnet18-dropout": partial(resnet18, dropout=DROPOUT),
+    "resnet18-width32-dropout": partial(resnet18, width=32, dropout=DROPOUT),
+}
+
+
+def build(name: str, num_classes: int = 10) -> nn.Module:
+    """A network with fresh weights, by its name in `MODELS`.
+
+    Raises:
+        SettingError: If there is no such name.
+    """
+    if name not in MODELS:
+        raise SettingError(f"There is no model '{name}'. Choose one of {', '.join(MODELS)}.")
+    return MODELS[name](num_classes)
+
+
+#: Weights in the data folder: their file and the normalisation of the inputs.
+PRETRAINED: Mapping[str, tuple[str, Normalisation]] = {
+    "resnet20": ("resnet20-12fca82f.safetensors", IMAGENET),
+    "resnet56": ("resnet56-4bfd9763.safetensors", IMAGENET),
+    "resnet18-width32": ("resnet18-width32.safetensors", CIFAR10),
+}
+
+
+def pretrained(name: str) -> tuple[nn.Module, Normalisation]:
+    """A CIFAR-10 network with the weights of the data folder, in eval mode, and what its inputs are normalised with.
+
+    Raises:
+        SettingError: If there are no weights of that name.
+        MissingDataError: If their file is not there.
+    """
+    if name not in PRETRAINED:
+        raise SettingError(f"There are no weights of '{name}'. Choose one of {', '.join(PRETRAINED)}.")
+    file, normalisation = PRETRAINED[name]
+    model = build(name)
+    model.load_state_dict(load_file(data_file("weights", file)))
+    return model.eval(), normalisation
 
 
 def _padded_stage(inputs: int, outputs: int, blocks: int) -> nn.Sequential:
@@ -145,8 +206,8 @@ def _padded_stage(inputs: int, outputs: int, blocks: int) -> nn.Sequential:
     return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, nn.Identity()) for _ in range(blocks - 1)))
 
 
-def _projected_block(inputs: int, outputs: int) -> BasicBlock:
+def _projected_block(inputs: int, outputs: int, dropout: float) -> BasicBlock:
     if inputs == outputs:
-        return BasicBlock(inputs, outputs, 1, nn.Identity())
+        return BasicBlock(inputs, outputs, 1, nn.Identity(), dropout)
     projection = nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
-    return BasicBlock(inputs, outputs, 2, projection)
+    return BasicBlock(inputs, outputs, 2, projection, dropout)

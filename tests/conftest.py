@@ -2,4 +2,7 @@
 
 import torch
 
+from experiments.torchvision_shim import declare_missing_operators
+
 torch.set_num_threads(1)
+declare_missing_operators()

@@ -794,7 +794,6 @@ def test_single_precision_stays_finite_for_the_kernel(damping: float) -> None:
     assert (kernel.diagonal(dim1=1, dim2=2) >= 0).all()
 
 
-@pytest.mark.filterwarnings("ignore::ifcomp.errors.CurvatureWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("steepness", [1e2, 1e3, 1e6])
 def test_a_model_that_is_certain_of_everything_gets_numbers(steepness: float, dtype: torch.dtype) -> None:

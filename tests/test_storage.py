@@ -570,7 +570,7 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
 def test_columns_are_those_that_can_be_known(labelled: bool, probes: int | None) -> None:
     columns = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity", "surprise"]
     if labelled:
-        columns += ["label", "label_probability", "error"]
+        columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
         columns += [] if probes else ["influence", "regret"]
         columns += ["stochastic_complexity"]
     assert list(table(labelled, probes).frame.columns) == columns

@@ -5,10 +5,6 @@ class IfcompError(Exception):
     """Base of every error that the library raises on purpose."""
 
 
-class CurvatureWarning(UserWarning):
-    """The fitted curvature is probably not what the model's curvature is; the message says why and what to do."""
-
-
 class SettingError(IfcompError, ValueError):
     """A setting (beta, damping, alpha, layers, ...) is outside what is allowed."""
 
@@ -63,3 +59,7 @@ class FingerprintError(StorageError):
 
 class MergeError(IfcompError):
     """Two fits cannot be merged; the message says why."""
+
+
+class MissingPackageError(IfcompError, ImportError):
+    """An optional package is needed here but cannot be imported; the message says how to install it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -15,9 +15,10 @@ from ifcomp import storage
 from ifcomp._version import __version__
 from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels
 from ifcomp.complexity import pnml_distribution
-from ifcomp.curvature.eigen import eigenbasis
+from ifcomp.curvature.eigen import eigenbases
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.passes import factor_shapes, fit_covariances, fit_second_moments
+from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
@@ -25,8 +26,10 @@ from ifcomp.errors import (
     LengthChangedError,
     ModelError,
     NotFittedError,
+    SettingError,
     StorageError,
 )
+from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
@@ -116,29 +119,7 @@ class IFComp:
                 integer ones are checked all the same.
             progress: Show a progress bar; None shows it on terminals.
         """
-        if isinstance(data, Iterator):
-            raise DataError(
-                "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
-                "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
-            )
-        check_data(data)
-        with torch.inference_mode(False):
-            batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
-            first = next(batches, None)
-            if first is None:
-                raise EmptyDataError("fit needs at least one example, but the data is empty.")
-            session = Session(self.model, self._selection, first)
-            covariances = fit_covariances(session, itertools.chain([first], batches), self.settings)
-            basis = eigenbasis(covariances)
-            again = as_batches(track(data, "pass 2 of 2: second moments", progress))
-            factors = fit_second_moments(session, again, self.settings, basis)
-        if factors.count != covariances.count:
-            raise LengthChangedError(
-                f"The first pass saw {covariances.count} examples, the second {factors.count}. The data must give the "
-                "same examples each time it is iterated."
-            )
-        self._session = session
-        self._adopt(factors, storage.fingerprint(self.model), session.layouts)
+        fit_together([self], data, progress=progress)
         return self
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
@@ -254,12 +235,13 @@ class IFComp:
         """
         options = ScoreOptions(seen, alpha, linearized, probes)
         check_data(data)
+        progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         evaluation = self._evaluation(first, damping)
-        frame = score_frame(evaluation, itertools.chain([first], batches), options)
+        frame = gather_rows(score_frame(evaluation, own_slices(itertools.chain([first], batches)), options))
         settings = {
             **asdict(options),
             "beta": self.beta,
@@ -268,6 +250,37 @@ class IFComp:
             "version": __version__,
         }
         return ScoreTable(frame, settings)
+
+    def explain(
+        self,
+        x: Any,
+        y: Any,
+        train: Iterable[Any],
+        *,
+        k: int = 5,
+        positions: Sequence[int] | None = None,
+        damping: Damping | None = None,
+        progress: bool | None = None,
+    ) -> Explanation:
+        """The training examples that most support and most contradict the labels of some examples.
+
+        The effect of training example i on (x, y) is ``g_y^T (G + damping)^-1 g_i / n``: how many nats the codelength
+        of y would grow, to first order, if the model had been trained without i. Positive effects support the label,
+        negative ones contradict it. One pass over the training data; memory does not grow with it.
+
+        Args:
+            x: Inputs of the examples to explain.
+            y: Their labels [B].
+            train: The training data as ``(x, y)`` or dicts with labels, re-iterable.
+            k: How many of each kind for an example.
+            positions: Where each of the examples is itself in the training data, to leave it out.
+            damping: Overrides the predictor's.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        batch = as_batch(x, labels=y)
+        check_labels(batch, self._fitted.num_classes)
+        check_data(train)
+        return explain(self._evaluation(batch, damping), batch, train, k, positions, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the factors and settings to one safetensors file, atomically."""
@@ -304,10 +317,41 @@ class IFComp:
             raise StorageError(
                 f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
             ) from error
-        loaded._inventory, _ = with_known(model, loaded._selection, stored.factors.blocks.keys())
-        loaded._check_shapes(stored.factors, str(path))
-        loaded._adopt(stored.factors.to(next(model.parameters()).device), dict(stored.fingerprint), layouts)
+        advice = "Is the file damaged, or was the model's code changed? Fit again."
+        loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
         return loaded
+
+    @classmethod
+    def from_factors(
+        cls,
+        model: nn.Module,
+        factors: Factors,
+        *,
+        partial: bool = False,
+        damping: Damping = DEFAULT_DAMPING,
+        sua: Sua = "auto",
+    ) -> Self:
+        """A fitted predictor from factors that were made elsewhere, for this very model.
+
+        Args:
+            model: The classifier that the factors belong to; only their shapes can be checked.
+            factors: Second moments and eigenbases of its blocks.
+            partial: Accept factors that leave out trainable parameters, and score with the blocks that are there.
+            damping: As of the constructor.
+            sua: Must be what the factors were made with.
+
+        Raises:
+            FingerprintError: If factors are missing, foreign or of another shape; lists them.
+        """
+        layers = None
+        if partial:
+            known = factors.blocks.keys()
+            complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
+            layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
+        made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
+        advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
+        made._receive(factors, storage.fingerprint(model), {}, "The given factors", advice)
+        return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """Everything a scoring call needs; ``first`` is used to check the model if that is still to be done."""
@@ -340,31 +384,80 @@ class IFComp:
         checksums = _checksums(self.model)
         if checksums != self._checksums:
             storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            self._checksums = checksums
+            self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
         return self.factors
 
-    def _adopt(
-        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout] | None = None
+    def _receive(
+        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
-        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts or {}, None
+        """Adopt factors that were not fitted just now, on the model's device, once they are seen to fit the model."""
+        self._inventory, _ = with_known(self.model, self._selection, factors.blocks.keys())
+        self._check_shapes(factors, what, advice)
+        self._session = None
+        self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
+
+    def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
+        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts, None
         self._checksums = _checksums(self.model)
 
-    def _check_shapes(self, factors: Factors, source: str) -> None:
+    def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
         """Raise FingerprintError unless the factors are just those of the model's blocks, in the right shapes."""
         needed = {block.name: factor_shapes(block) for block in self._inventory.blocks}
         found = {name: block.shapes for name, block in factors.blocks.items()}
-        wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+        lacking: set[str] = set()
         if self._selection.layers is None:
-            complete = {
-                name for block in take_inventory(self.model, self._selection).blocks for name in block.parameters
-            }
+            complete = take_inventory(self.model, self._selection).blocks
             covered = {name for block in self._inventory.blocks for name in block.parameters}
-            wrong += sorted(complete - covered)
-        if wrong:
-            raise FingerprintError(
-                f"The factors in '{source}' do not fit the layers of this model: {', '.join(wrong)}. "
-                "Is the file damaged, or was the model's code changed? Fit again."
-            )
+            lacking = {name for block in complete for name in block.parameters} - covered
+        groups = {
+            "parameters without factors": lacking,
+            "factors without a layer": found.keys() - needed.keys(),
+            "factors of another shape": {name for name in needed if needed[name] != found[name]},
+        }
+        lines = [f"  {title}: {', '.join(sorted(names))}" for title, names in groups.items() if names]
+        if lines:
+            raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
+
+
+def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress: bool | None = None) -> None:
+    """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
+
+    Forward passes and input covariances are shared, so that a grid of betas costs little more than its backwards.
+
+    Args:
+        predictors: Of the same model, with the same layers and ``sua``.
+        data: As for `IFComp.fit`.
+        progress: Show a progress bar; None shows it on terminals.
+    """
+    lead = predictors[0]
+    if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
+        raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
+    if isinstance(data, Iterator):
+        raise DataError(
+            "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
+            "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
+        )
+    check_data(data)
+    settings = [predictor.settings for predictor in predictors]
+    progress = progress if ranks().rank == 0 else False
+    with torch.inference_mode(False):
+        batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
+        first = next(batches, None)
+        if first is None:
+            raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        session = Session(lead.model, lead._selection, first)
+        covariances = fit_covariances(session, own_slices(itertools.chain([first], batches)), settings)
+        again = as_batches(track(data, "pass 2 of 2: second moments", progress))
+        fits = fit_second_moments(session, own_slices(again), settings, eigenbases(covariances))
+    if fits[0].count != covariances[0].count:
+        raise LengthChangedError(
+            f"The first pass saw {covariances[0].count} examples, the second {fits[0].count}. The data must give the "
+            "same examples each time it is iterated."
+        )
+    fingerprint = storage.fingerprint(lead.model)
+    for predictor, factors in zip(predictors, fits, strict=True):
+        predictor._session = session
+        predictor._adopt(factors, fingerprint, session.layouts)
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from ifcomp.errors import DataError
 from ifcomp.files import written_atomically
 
 #: What each column means. Larger is always more surprising, more suspicious; codelengths are in nats.
@@ -24,7 +27,9 @@ DESCRIPTIONS: dict[str, str] = {
     "surprise": "E[IF] over its mean on training data; 1 = like a training example, larger = more surprising",
     "label": "the given label",
     "label_probability": "probability of the given label at inverse temperature beta",
-    "error": "-log p of the given label in nats; larger = more surprising",
+    "suggested_label": "the most probable class other than the given label",
+    "suggested_probability": "probability of the suggested label at inverse temperature beta",
+    "error": "-log p of the given label at inverse temperature beta in nats, the plain loss; larger = more surprising",
     "influence": "IF of the given label; larger = more surprising",
     "regret": "log(1 + alpha/n IF) of the given label in nats; larger = more surprising",
     "stochastic_complexity": "error + parametric complexity in nats; larger = more suspicious label",
@@ -51,19 +56,42 @@ class ScoreTable:
         """Meaning, direction and unit of every column."""
         return {str(name): DESCRIPTIONS[str(name)] for name in self.frame.columns}
 
+    def column(self, name: str) -> NDArray[Any]:
+        """The values of one column, [N].
+
+        Raises:
+            DataError: If the table has no such column; says what to do.
+        """
+        if name not in self.frame.columns:
+            remedy = "Score data with labels, (x, y)." if "label" not in self.frame.columns else "Score without probes."
+            raise DataError(f"The table has no column '{name}', only {', '.join(self.frame.columns)}. {remedy}")
+        return np.asarray(self.frame[name])
+
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write all rows; settings and column descriptions are in the file's metadata. Atomic."""
-        table = pa.Table.from_pandas(self.frame, preserve_index=False)
-        fields = [field.with_metadata({"description": DESCRIPTIONS[field.name]}) for field in table.schema]
-        metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(self.settings)).encode()}
-        with written_atomically(path) as scratch:
-            pq.write_table(table.cast(pa.schema(fields, metadata)), scratch)
+        write_parquet(path, self.frame, self.descriptions, self.settings)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write all rows as CSV. Atomic."""
-        with written_atomically(path) as scratch:
-            self.frame.to_csv(scratch, index=False)
+        write_csv(path, self.frame)
 
     def __str__(self) -> str:
         legend = f"[{len(self)} examples; larger = more surprising; codelengths in nats]"
         return f"{self.frame.to_string(max_rows=12)}\n{legend}"
+
+
+def write_parquet(
+    path: str | os.PathLike[str], frame: pd.DataFrame, descriptions: Mapping[str, str], settings: Mapping[str, Any]
+) -> None:
+    """Write a frame; settings (as JSON under ``ifcomp``) and column descriptions are in the metadata. Atomic."""
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    fields = [field.with_metadata({"description": descriptions[field.name]}) for field in table.schema]
+    metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(settings)).encode()}
+    with written_atomically(path) as scratch:
+        pq.write_table(table.cast(pa.schema(fields, metadata)), scratch)
+
+
+def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
+    """Write a frame as CSV. Atomic."""
+    with written_atomically(path) as scratch:
+        frame.to_csv(scratch, index=False)

@@ -98,14 +98,13 @@ def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: Score
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
             if piece.batch.labels is not None:
                 columns |= _label_columns(piece, columns["parametric_complexity"], influence, evaluation, options)
-            parts.append({name: value.detach().cpu() for name, value in columns.items()})
+            index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
+            parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     if not parts:
         return pd.DataFrame()
     if any(part.keys() != parts[0].keys() for part in parts):
         raise DataError("Some batches have labels and others have none. Give labels for all or for none.")
-    frame = pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
-    frame.insert(0, "index", range(len(frame)))
-    return frame
+    return pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
 
 
 def _input_columns(
@@ -128,7 +127,15 @@ def _label_columns(
     assert piece.batch.labels is not None
     labels = piece.batch.labels.to(parametric.device)
     error = complexity.codelength(torch.log_softmax(evaluation.beta * piece.logits.double(), 1), labels)
-    columns = {"label": labels, "label_probability": (-error).exp(), "error": error}
+    others = piece.logits.scatter(1, labels.unsqueeze(1), -torch.inf)
+    suggested = others.argmax(1)
+    columns = {
+        "label": labels,
+        "label_probability": (-error).exp(),
+        "suggested_label": suggested,
+        "suggested_probability": piece.probability.gather(1, suggested.unsqueeze(1)).squeeze(1),
+        "error": error,
+    }
     regret = None
     if influence is not None:
         own = influence.gather(1, labels.unsqueeze(1)).squeeze(1)

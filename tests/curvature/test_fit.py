@@ -1,4 +1,4 @@
-"""Both passes of the fit against dense oracles: covariances, eigenbasis, second moments, label samples and merging."""
+"""Both passes of the fit against dense oracles: covariances, eigenbases, second moments, label samples and merging."""
 
 import math
 from collections.abc import Iterable
@@ -34,11 +34,12 @@ from comparison import (
 from ifcomp import IFComp
 from ifcomp.batches import Batch, as_batch
 from ifcomp.curvature import labels as label_module
-from ifcomp.curvature.eigen import eigenbasis, eigenvectors
+from ifcomp.curvature.eigen import eigenbases, eigenvectors
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import sample_labels
+from ifcomp.curvature.labels import sample_labels, squared_residuals
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.errors import CurvatureWarning, MergeError, NonFiniteError
+from ifcomp.errors import MergeError, NonFiniteError, SettingError
+from ifcomp.predictor import fit_together
 from oracles import (
     Convolution,
     Inputs,
@@ -81,12 +82,12 @@ def opened(case: Case, **options: object) -> IFComp:
 
 def covariances_of(ifc: IFComp, batches: Iterable[Batch]) -> Covariances:
     """The first pass."""
-    return fit_covariances(ifc._session, batches, ifc.settings)
+    return fit_covariances(ifc._session, batches, [ifc.settings])[0]
 
 
 def moments_of(ifc: IFComp, batches: Iterable[Batch], basis: dict[str, Basis]) -> Factors:
     """The second pass."""
-    return fit_second_moments(ifc._session, batches, ifc.settings, basis)
+    return fit_second_moments(ifc._session, batches, [ifc.settings], [basis])[0]
 
 
 def module_name(block: OracleBlock) -> str:
@@ -114,11 +115,19 @@ def oracle_covariance(
     return (inner[:, -1:, -1:] if block.parameters[0].endswith("bias") else inner), outer
 
 
+def importance(p: Tensor) -> tuple[Tensor, Tensor]:
+    """What labels are drawn with, and the weight that makes the expectation of a draw that over p, [B, K] each."""
+    residuals = p.unsqueeze(1) - torch.eye(p.shape[1], dtype=p.dtype)  # [B, label, K]
+    norms = residuals.square().sum(2)
+    drawn_with = p * norms / (p * norms).sum(1, keepdim=True)
+    return drawn_with, p / drawn_with
+
+
 def sampled_weights(case: Case, settings: FitSettings, pass_index: int) -> Tensor:
-    """How often each label was drawn for each example in a pass, over the number of draws, [B, K]."""
-    p = dense(case, SIZE).probability(settings.beta)
-    drawn = [sample_labels(p, settings.seed, pass_index, 0, draw) for draw in range(settings.label_samples)]
-    return torch.stack([nn.functional.one_hot(labels, p.shape[1]).double() for labels in drawn]).mean(0)
+    """How often each label was drawn for each example in a pass, times its weight over the number of draws, [B, K]."""
+    drawn_with, weight = importance(dense(case, SIZE).probability(settings.beta))
+    drawn = [sample_labels(drawn_with, settings.seed, pass_index, 0, draw) for draw in range(settings.label_samples)]
+    return torch.stack([nn.functional.one_hot(labels, weight.shape[1]).double() for labels in drawn]).mean(0) * weight
 
 
 # Pass 1 ------------------------------------------------------------------------------------------------------------
@@ -173,7 +182,7 @@ def test_covariances_of_sampled_and_given_labels_equal_the_oracle(case: Case) ->
         (FitSettings(beta=0.7, fisher="empirical"), one_hot),
     ):
         ifc = opened(case)
-        found = fit_covariances(ifc._session, [as_batch(labelled(inputs, given))], settings)
+        found = fit_covariances(ifc._session, [as_batch(labelled(inputs, given))], [settings])[0]
         for block in case.blocks:
             _, outer = oracle_covariance(ifc.model, inputs, block, 0.7, False, weights)
             assert_same(found.blocks[library_block(ifc, block).name].outputs, outer)
@@ -267,7 +276,9 @@ def test_sampled_fisher_converges_to_the_exact_one(case: Case) -> None:
         rotation = rotation_matrix(gradients.shape[2:], **basis_arguments(exact, own))
         squares = (gradients.flatten(2) @ rotation).square()
         mean = torch.einsum("by,byp->bp", p, squares)
-        variance = torch.einsum("by,byp->bp", p, (squares - mean.unsqueeze(1)).square())
+        drawn_with, weight = importance(p)
+        draw = squares * weight.unsqueeze(2)
+        variance = torch.einsum("by,byp->bp", drawn_with, (draw - mean.unsqueeze(1)).square())
         error = variance.sum(0).div(draws).sqrt() / SIZE
         deviation = found.blocks[own.name].second_moments.flatten() - mean.mean(0)
         assert (deviation.abs() <= 4.5 * error + 1e-14 * mean.max()).all()
@@ -406,7 +417,7 @@ def test_merged_shards_are_the_fit_on_all(case: Case, fisher: str) -> None:
         if covariance.inputs is not None:
             assert_same(merged.blocks[name].inputs, covariance.inputs, rtol=1e-10)
 
-    basis = eigenbasis(merged)
+    basis = eigenbases([merged])[0]
     expected = moments_of(ifc, [batch], basis)
     one, two, three = (moments_of(ifc, [shard], basis) for shard in shards)
     for together in (one.merge(two).merge(three), one.merge(two.merge(three)), three.merge(one).merge(two)):
@@ -509,7 +520,7 @@ def test_non_finite_covariance_names_its_layer(side: str, entry: float) -> None:
     broken[0, 0, 1] = entry
     found = Covariances({"body.0": sound, "body.7.fc": replace(sound, **{side: broken})}, 4)
     with pytest.raises(NonFiniteError, match=rf"{side[:-1]}.* of layer 'body\.7\.fc'"):
-        eigenbasis(found)
+        eigenbases([found])
 
 
 class Failing:
@@ -550,7 +561,7 @@ def test_decomposition_that_never_converges_is_an_error(monkeypatch: pytest.Monk
     eigh = Failing(10**6, monkeypatch)
     found = Covariances({"body.fc": Covariance(None, spectrum(1.0, 2.0))}, 4)
     with pytest.raises(NonFiniteError, match=r"layer 'body\.fc' does not converge"):
-        eigenbasis(found)
+        eigenbases([found])
     assert len(eigh.given) > 1
 
 
@@ -574,16 +585,64 @@ def test_expected_moments_are_what_a_float32_fit_approaches() -> None:
             assert_same(found.double(), expected, rtol=1e-3, floor=1e-7)
 
 
-# Warnings ------------------------------------------------------------------------------------------------------------
+# Confident models ----------------------------------------------------------------------------------------------------
 
 
-def test_a_confident_model_with_too_few_sampled_labels_is_warned_of() -> None:
-    """Labels drawn from a confident model are nearly always its own, whose gradients are nearly zero."""
-    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    confident, doubtful = nn.Linear(4, 3), nn.Linear(4, 3)
+@pytest.mark.parametrize("margin", [9.0, 20.0, 60.0])
+def test_one_sampled_label_is_enough_for_a_confident_model(margin: float) -> None:
+    """Labels drawn from p itself are nearly always the model's own, whose gradient is nearly zero."""
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = nn.Linear(4, 3).double()
     with torch.no_grad():
-        confident.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))
-    with pytest.warns(CurvatureWarning, match=r"confident.*fisher='exact'"):
-        IFComp(confident).fit([x])
-    IFComp(confident, fisher="exact").fit([x])
-    IFComp(doubtful).fit([x])
+        model.bias.copy_(torch.tensor([margin, 0.0, 0.0]))
+    sampled, exact = (IFComp(model, fisher=fisher).fit([x]) for fisher in ("sampled", "exact"))
+    traces = [ifc.factors.blocks[""].second_moments.sum() for ifc in (sampled, exact)]
+    torch.testing.assert_close(traces[0], traces[1], rtol=1e-9, atol=0.0)  # every draw has the expected size
+    assert sampled.score([x]).frame["surprise"].mean() < 3
+    torch.testing.assert_close(sampled.influence(x[:9]), exact.influence(x[:9]), rtol=0.7, atol=0.0)
+
+
+def test_draws_of_confident_rows_are_not_lost_to_rounding() -> None:
+    p = torch.tensor([[1.0, 1e-30, 3e-30], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    sizes = squared_residuals(p)
+    torch.testing.assert_close(
+        sizes[0], torch.tensor([1.6e-59 + 1e-59, 2.0, 2.0], dtype=torch.float64), rtol=1e-12, atol=0
+    )
+    torch.testing.assert_close(sizes[1], torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(sizes[2], torch.tensor([0.5, 0.5, 1.5], dtype=torch.float64))
+
+
+# Several fits in one ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FEW_CASES, ids=str)
+def test_fits_made_together_equal_fits_made_alone(case: Case) -> None:
+    model, data = case.make().double(), [dense(case, SIZE).inputs]
+    options = [{"beta": 1.0}, {"beta": 0.2, "fisher": "sampled", "seed": 4}, {"beta": 0.0}]
+    together = [IFComp(model, **{"fisher": "exact", **own}) for own in options]
+    fit_together(together, data)
+    for found, own in zip(together, options, strict=True):
+        alone = IFComp(model, **{"fisher": "exact", **own}).fit(data)
+        assert found.factors.settings == alone.factors.settings
+        for name, block in alone.factors.blocks.items():
+            torch.testing.assert_close(found.factors.blocks[name].second_moments, block.second_moments, rtol=0, atol=0)
+
+
+def test_fits_made_together_share_the_forward_passes() -> None:
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    IFComp(model).fit([x])
+    alone = len(calls)
+    fit_together([IFComp(model, beta) for beta in (0.1, 0.5, 1.0)], [x])
+    handle.remove()
+    assert len(calls) == 2 * alone
+
+
+def test_only_predictors_of_one_model_are_fitted_together() -> None:
+    one, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    with pytest.raises(SettingError, match="same model"):
+        fit_together([IFComp(one), IFComp(other)], [torch.randn(5, 4)])
+    with pytest.raises(SettingError, match="layers="):
+        fit_together([IFComp(one), IFComp(one, layers="last")], [torch.randn(5, 4)])

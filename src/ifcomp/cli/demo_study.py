@@ -38,7 +38,8 @@ from ifcomp.cli.demo_results import (
     Shifted,
     Suspect,
 )
-from ifcomp.tasks.metrics import accuracy, auroc, expected_calibration_error, negative_log_likelihood
+from ifcomp.tasks.calibration import accuracy, expected_calibration_error, negative_log_likelihood
+from ifcomp.tasks.metrics import auroc
 
 #: Wrong labels are learnt last: training with them stops before most are memorised; without them it can go on.
 EPOCHS = 12

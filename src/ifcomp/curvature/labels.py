@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,8 +40,12 @@ def fisher_cotangents(
 ) -> Tensor:
     """Cotangents v with ``E[v v^T] = E_y[(p - e_y)(p - e_y)^T]`` for each example, [C, B, K].
 
-    Each is a label residual times the root of its weight: C = ``label_samples`` draws from p, all K labels weighted by
-    p, or the one label of the data.
+    Each is a label residual times the root of its weight: C = ``label_samples`` draws, all K labels weighted by p, or
+    the one label of the data.
+
+    Draws are importance samples. A confident model's own label has nearly no gradient and would nearly always be
+    drawn, so one draw from p says nothing. Label y is drawn with probability ``q_y = p_y |p - e_y|^2 / S`` instead and
+    its residual is scaled to length ``sqrt(S)``, ``S = E_y |p - e_y|^2``: the same expectation, and no draw is lost.
 
     Args:
         logits: [B, K].
@@ -58,15 +60,35 @@ def fisher_cotangents(
     if settings.fisher == "empirical":
         assert labels is not None
         return label_residuals(p, labels.to(p.device)).unsqueeze(0)
-    draws = [
-        label_residuals(p, sample_labels(p, settings.seed, pass_index, first_position, draw))
-        for draw in range(settings.label_samples)
-    ]
-    return torch.stack(draws) / math.sqrt(settings.label_samples)
+    return torch.stack([_draw(p, settings, pass_index, first_position, draw) for draw in range(settings.label_samples)])
+
+
+def _draw(probability: Tensor, settings: FitSettings, pass_index: int, first_position: int, draw: int) -> Tensor:
+    """One importance sample of a label residual per example, over the root of their number, [B, K]."""
+    sizes = squared_residuals(probability)
+    masses = probability * sizes
+    total = masses.sum(1, keepdim=True)  # S
+    drawable = torch.where(total > 0, masses, probability)
+    labels = sample_labels(drawable, settings.seed, pass_index, first_position, draw)
+    size = sizes.gather(1, labels.unsqueeze(1))
+    scale = torch.where(size > 0, total / size / settings.label_samples, 0.0).sqrt()
+    return label_residuals(probability, labels) * scale
+
+
+def squared_residuals(probability: Tensor) -> Tensor:
+    """``|p - e_y|^2`` of every label without cancellation, [B, K]."""
+    top = probability.argmax(1, keepdim=True)
+    others = probability.scatter(1, top, 0.0)
+    squares = probability.square()
+    sizes = (1 - probability).square() + (squares.sum(1, keepdim=True) - squares).clamp_(min=0)
+    return sizes.scatter(1, top, others.sum(1, keepdim=True).square() + others.square().sum(1, keepdim=True))
 
 
 def sample_labels(probability: Tensor, seed: int, pass_index: int, first_position: int, draw: int) -> Tensor:
-    """One label per example from p, a function of (seed, pass, draw, position) alone, whatever the batches, [B]."""
+    """One label per example from p, whose rows need not sum to 1, [B].
+
+    A function of (seed, pass, draw, position) alone, whatever the batches.
+    """
     positions = np.arange(first_position, first_position + len(probability), dtype=np.uint64)
     state = _mix(np.full(1, seed % 2**64, np.uint64))
     for part in (np.uint64(pass_index), np.uint64(draw), positions):

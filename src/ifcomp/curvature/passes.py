@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import fisher_cotangents, probabilities
+from ifcomp.curvature.labels import fisher_cotangents
 from ifcomp.curvature.rotation import (
     apply_basis,
     plan_rotation,
@@ -18,93 +17,103 @@ from ifcomp.curvature.rotation import (
     rotated_slabs,
     sum_equal_indices,
 )
-from ifcomp.errors import CurvatureWarning
+from ifcomp.distributed import add_up, total_count
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
-from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
-
-#: Sampled labels whose gradients have less than this share of their expected size get a warning.
-_TOO_FEW = 0.5
+from ifcomp.layers.session import COTANGENTS_AT_ONCE, LabelUse, Session
 
 
-def fit_covariances(session: Session, batches: Iterable[Batch], settings: FitSettings) -> Covariances:
+def fit_covariances(session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings]) -> list[Covariances]:
     """First pass: sums of the outer products of inputs and of output gradients.
 
     Args:
         session: The model and its blocks.
         batches: The training data.
-        settings: How labels are chosen.
+        settings: How labels are chosen; one or several, which share the forward passes and the sums over inputs.
+
+    Returns:
+        Covariances for each of the settings.
     """
-    sums: dict[str, tuple[Tensor | None, Tensor]] = {}
+    shapes = {block.name: factor_shapes(block) for block in session.kronecker}
+    inputs = {name: None if shape is None else session.zeros(*shape) for name, (_, shape, _) in shapes.items()}
+    outputs = [{name: session.zeros(*(shape or ())) for name, (_, _, shape) in shapes.items()} for _ in settings]
     count = 0
-    for block in session.kronecker:
-        _, inputs, outputs = factor_shapes(block)
-        assert outputs is not None
-        sums[block.name] = (None if inputs is None else session.zeros(*inputs), session.zeros(*outputs))
     with session.attached():
         for recording, cotangents, _ in _recorded(session, batches, settings, pass_index=0):
             count += recording.batch
             with session.computing():
-                _add_products(sums, session, recording, cotangents)
-    return Covariances({name: Covariance(*pair) for name, pair in sums.items()}, count)
+                _add_input_products(inputs, session, recording)
+                for sums, own in zip(outputs, cotangents, strict=True):
+                    _add_output_products(sums, session, recording, own)
+    count = total_count(count, session.device)
+    add_up(total for total in inputs.values() if total is not None)
+    add_up(total for sums in outputs for total in sums.values())
+    return [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, count) for sums in outputs]
 
 
 def fit_second_moments(
-    session: Session, batches: Iterable[Batch], settings: FitSettings, basis: Mapping[str, Basis]
-) -> Factors:
-    """Second pass: mean squares of the per-example gradients in the eigenbasis, with fresh label samples."""
-    sums = {block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks}
+    session: Session,
+    batches: Iterable[Batch],
+    settings: Sequence[FitSettings],
+    bases: Sequence[Mapping[str, Basis]],
+) -> list[Factors]:
+    """Second pass: mean squares of the per-example gradients in the eigenbasis of each of the settings, with fresh
+    label samples.
+    """
+    totals = [{block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks} for _ in settings]
     count = 0
-    drawn = expected = 0.0
     with session.attached():
         for recording, cotangents, piece in _recorded(session, batches, settings, pass_index=1):
             count += recording.batch
             with session.computing():
-                drawn += float(cotangents.square().sum())
-                expected += float((1 - probabilities(recording.logits, settings.beta).square().sum(1)).sum())
-                for chunk in cotangents.split(COTANGENTS_AT_ONCE):
-                    _add_squares(sums, session, recording, basis, chunk)
-                    for name, found in session.other_gradients(piece, chunk).items():
-                        sums[name] += found.square_().sum((0, 1))
-    if settings.fisher == "sampled" and drawn < _TOO_FEW * expected:
-        warnings.warn(
-            f"The model is so confident that the labels drawn from it carry only {100 * drawn / expected:.2g} % of the "
-            "curvature they should have on average; scores will be far too large. Fit with fisher='exact', or with "
-            "more label_samples.",
-            CurvatureWarning,
-            stacklevel=3,
+                for sums, basis, own in zip(totals, bases, cotangents, strict=True):
+                    for chunk in own.split(COTANGENTS_AT_ONCE):
+                        _add_squares(sums, session, recording, basis, chunk)
+                        for name, found in session.other_gradients(piece, chunk).items():
+                            sums[name] += found.square_().sum((0, 1))
+    count = total_count(count, session.device)
+    add_up(total for sums in totals for total in sums.values())
+    return [
+        Factors(
+            {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()},
+            count,
+            session.num_classes,
+            own,
         )
-    blocks = {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()}
-    return Factors(blocks, count, session.num_classes, settings)
+        for sums, basis, own in zip(totals, bases, settings, strict=True)
+    ]
 
 
 def _recorded(
-    session: Session, batches: Iterable[Batch], settings: FitSettings, pass_index: int
-) -> Iterator[tuple[Recording, Tensor, Batch]]:
-    """Record every batch in pieces that fit in memory, with the cotangents of its labels."""
-    position = 0
-    at_once = session.num_classes if settings.fisher == "exact" else settings.label_samples
-    for piece in session.pieces(
-        batches, min(at_once, COTANGENTS_AT_ONCE), "needed" if settings.fisher == "empirical" else "unused"
-    ):
+    session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings], pass_index: int
+) -> Iterator[tuple[Recording, list[Tensor], Batch]]:
+    """Record every batch in pieces that fit in memory, with the cotangents of its labels for each of the settings."""
+    at_once = max(session.num_classes if own.fisher == "exact" else own.label_samples for own in settings)
+    labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
+    for piece in session.pieces(batches, min(at_once, COTANGENTS_AT_ONCE), labels):
         recording = session.record(piece)
-        yield recording, fisher_cotangents(recording.logits, settings, piece.labels, position, pass_index), piece
-        position += piece.size
+        cotangents = [
+            fisher_cotangents(recording.logits, own, piece.labels, piece.position, pass_index) for own in settings
+        ]
+        yield recording, cotangents, piece
 
 
-def _add_products(
-    sums: Mapping[str, tuple[Tensor | None, Tensor]], session: Session, recording: Recording, cotangents: Tensor
-) -> None:
-    """Add the outer products of inputs and of output gradients to the sums of their blocks."""
-    used = [block for block in session.kronecker if recording.used(block)]
-    for block in used:
-        if (inputs := sums[block.name][0]) is not None:
+def _add_input_products(sums: Mapping[str, Tensor | None], session: Session, recording: Recording) -> None:
+    """Add the outer products of inputs to the sums of their blocks."""
+    for block in filter(recording.used, session.kronecker):
+        if (total := sums[block.name]) is not None:
             assert isinstance(block, KroneckerBlock)
-            inputs += _input_products(recording, block)
+            total += _input_products(recording, block)
+
+
+def _add_output_products(
+    sums: Mapping[str, Tensor], session: Session, recording: Recording, cotangents: Tensor
+) -> None:
+    """Add the outer products of output gradients to the sums of their blocks."""
     for cotangent in cotangents:
         gradients = recording.backward(cotangent)
-        for block in used:
-            sums[block.name][1].add_(_output_products(recording, block, gradients))
+        for block in filter(recording.used, session.kronecker):
+            sums[block.name].add_(_output_products(recording, block, gradients))
 
 
 def factor_shapes(block: Block) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:

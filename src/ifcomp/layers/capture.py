@@ -131,7 +131,7 @@ class Recording:
         for use, gradient in zip(uses, self.output_gradients(block, gradients), strict=True):
             terms = []
             if block.has_weight:
-                terms.append(block.reduce(gradient * self._normalise(block, use)))
+                terms.append(block.reduce(gradient, self._normalise(block, use)))
             if block.has_bias:
                 terms.append(block.reduce(gradient))
             parts.append(torch.cat(terms, 1))

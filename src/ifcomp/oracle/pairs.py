@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ifcomp.batches import Batch
 from ifcomp.errors import StorageError
@@ -45,7 +46,8 @@ class PairFile:
         lines = self._path.read_text().splitlines() if self._path.is_file() else []
         for number, line in enumerate(lines, 1):
             try:
-                content = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                content: Any = json.loads(line)
+                content |= {name: math.nan for name, value in content.items() if value is None}
                 key, label = str(content.pop("key")), int(content.pop("label"))
                 self._pairs[key, label] = Pair(**content)
             except (AttributeError, KeyError, TypeError, ValueError) as error:

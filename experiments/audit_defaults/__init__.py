@@ -1,0 +1,1 @@
+"""Which damping is the safe default: for label audits (`run`) and for strange inputs (`strangers`)."""

@@ -1,0 +1,177 @@
+"""Which training examples stand behind a label: influence between a query and every training example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ifcomp.batches import Batch, as_batches
+from ifcomp.curvature.labels import label_residuals, probabilities
+from ifcomp.errors import DataError, SettingError
+from ifcomp.influence.cross import whitened_gradients
+from ifcomp.progress import track
+from ifcomp.scoring import Evaluation
+
+#: Bytes that the whitened gradients of the queries may take; more of them take another pass over the training data.
+QUERY_BYTES = 1 << 30
+
+#: What each column means.
+DESCRIPTIONS = {
+    "query": "position of the explained example in what was given",
+    "role": "'supports': the model would find the query's label less likely without this training example; "
+    "'contradicts': more likely",
+    "rank": "1 = strongest",
+    "index": "position of the training example in the training data",
+    "label": "its label",
+    "effect": "how much removing it would raise the codelength of the query's label, to first order, in nats; "
+    "positive supports, negative contradicts",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The training examples that most support and most contradict the labels of some queries.
+
+    Attributes:
+        frame: Up to k rows of each role for each query, strongest first; see `descriptions`.
+    """
+
+    frame: pd.DataFrame
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """Meaning and unit of every column."""
+        return dict(DESCRIPTIONS)
+
+    def of(self, query: int) -> pd.DataFrame:
+        """The rows of one query."""
+        return self.frame[self.frame["query"] == query]
+
+
+@dataclass
+class _Strongest:
+    """The k largest effects seen so far, [Q, k], with the positions and labels they belong to."""
+
+    effects: Tensor
+    positions: Tensor
+    labels: Tensor
+
+    def update(self, effects: Tensor, positions: Tensor, labels: Tensor, count: int) -> None:
+        joined = torch.cat([self.effects, effects], 1)
+        top = joined.topk(min(count, joined.shape[1]), dim=1)
+        self.effects = top.values
+        self.positions = torch.cat([self.positions, positions.expand_as(effects)], 1).gather(1, top.indices)
+        self.labels = torch.cat([self.labels, labels.expand_as(effects)], 1).gather(1, top.indices)
+
+
+def explain(
+    evaluation: Evaluation,
+    query: Batch,
+    train: Iterable[Any],
+    count: int,
+    own_positions: Sequence[int] | None,
+    progress: bool | None,
+) -> Explanation:
+    """One pass over the training data for as many queries as fit in `QUERY_BYTES`.
+
+    Args:
+        evaluation: Fitted curvature.
+        query: The labelled examples to explain.
+        train: The training data with labels; iterated again for each further group of queries.
+        count: Rows of each role for a query.
+        own_positions: Where each query itself is in the training data, to leave it out.
+        progress: Show a progress bar; None shows it on terminals.
+    """
+    if not isinstance(count, int) or count < 1:
+        raise SettingError(f"k must be a whole number of at least 1, but is {count!r}.")
+    if own_positions is not None and len(own_positions) != query.size:
+        raise DataError(f"{len(own_positions)} positions for {query.size} queries. Give the position of each query.")
+    parameters = sum(block.size for block in evaluation.session.blocks)
+    step = max(1, QUERY_BYTES // (parameters * torch.finfo(evaluation.session.dtype).bits // 8))
+    frames = []
+    for first in range(0, query.size, step):
+        some = query.select(slice(first, first + step))
+        own = None if own_positions is None else torch.as_tensor(own_positions[first : first + step])
+        batches = as_batches(track(train, "comparing with the training data", progress))
+        found = _explain_group(evaluation, some, batches, count, own)
+        frames += [_rows(strongest, role, first) for role, strongest in found.items()]
+    frame = pd.concat(frames, ignore_index=True).sort_values(["query", "role", "rank"], ascending=[True, False, True])
+    return Explanation(frame.reset_index(drop=True))
+
+
+def _explain_group(
+    evaluation: Evaluation, query: Batch, train: Iterable[Batch], count: int, own: Tensor | None
+) -> dict[str, _Strongest]:
+    queries = _whitened_queries(evaluation, query)
+    empty = torch.zeros(query.size, 0)
+    found = {sign: _Strongest(empty.double(), empty.long(), empty.long()) for sign in (1, -1)}
+    position = 0
+    for piece, effects in _effects(evaluation, queries, query.size, train):
+        positions = torch.arange(position, position + piece.size)
+        position += piece.size
+        assert piece.labels is not None
+        for sign, strongest in found.items():
+            signed = sign * effects
+            if own is not None:
+                signed = signed.masked_fill(positions == own.unsqueeze(1), -torch.inf)
+            strongest.update(signed, positions, piece.labels.cpu(), count)
+    found[-1].effects = -found[-1].effects
+    return {"supports": found[1], "contradicts": found[-1]}
+
+
+def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {}
+    for _, whitened in _whitened(evaluation, [query]):
+        for name, value in whitened:
+            parts.setdefault(name, []).append(value)
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _effects(
+    evaluation: Evaluation, queries: Mapping[str, Tensor], size: int, train: Iterable[Batch]
+) -> Iterable[tuple[Batch, Tensor]]:
+    """Every piece of the training data with its effects [Q, B] in nats, on the CPU."""
+    for piece, whitened in _whitened(evaluation, train):
+        total = torch.zeros(size, piece.size, dtype=torch.float64, device=evaluation.session.device)
+        for name, value in whitened:
+            if name in queries:
+                total += (queries[name] @ value.T).double() * evaluation.weights[name].scale
+        yield piece, (total / evaluation.factors.count).cpu()
+
+
+def _whitened(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterable[tuple[Batch, Iterable[tuple[str, Tensor]]]]:
+    """Every piece with the whitened gradients of its labels, block by block."""
+    session = evaluation.session
+    with session.attached():
+        for piece in session.pieces(batches, 1, "needed"):
+            recording = session.record(piece)
+            assert piece.labels is not None
+            residual = label_residuals(
+                probabilities(recording.logits, evaluation.beta), piece.labels.to(session.device)
+            )
+            with session.computing():
+                yield (
+                    piece,
+                    whitened_gradients(session, evaluation.factors, evaluation.weights, recording, piece, residual),
+                )
+
+
+def _rows(strongest: _Strongest, role: str, first_query: int) -> pd.DataFrame:
+    queries, count = strongest.effects.shape
+    frame = pd.DataFrame(
+        {
+            "query": torch.arange(first_query, first_query + queries).repeat_interleave(count).numpy(),
+            "role": role,
+            "rank": torch.arange(1, count + 1).repeat(queries).numpy(),
+            "index": strongest.positions.flatten().numpy(),
+            "label": strongest.labels.flatten().numpy(),
+            "effect": strongest.effects.flatten().numpy(),
+        }
+    )
+    right = frame["effect"] > 0 if role == "supports" else frame["effect"] < 0
+    return frame[right & frame["effect"].abs().lt(float("inf"))]

@@ -1,0 +1,1 @@
+"""Good neighbours: the packages that people use already, one file each. Import what you need from its own file."""

@@ -1,0 +1,122 @@
+"""A detector for pytorch-ood: put `IFCompDetector` into its benchmarks, metrics and searches beside any other.
+
+Larger = more out-of-distribution, in pytorch-ood as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ifcomp.curvature.factors import Damping, Relative
+from ifcomp.integrations.optional import needs
+from ifcomp.predictor import IFComp
+from ifcomp.tasks.ood import OOD_DAMPING
+
+with needs("pytorch-ood", "ood"):
+    from pytorch_ood.api import (
+        DetectorInfo,
+        GradientDetector,
+        ModelNotSetException,
+        Paper,
+        RequiresFittingException,
+        Task,
+    )
+    from pytorch_ood.utils import is_known
+
+
+class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has no type information
+    """Outlier score: parametric complexity ``log(1 + E[IF] / n)`` in nats (eq. ifcomp_par); larger = more surprising.
+
+    Example:
+        >>> detector = IFCompDetector(model).fit(train_loader)
+        >>> benchmark.evaluate(detector, loader_kwargs={"batch_size": 128})
+
+    Attributes:
+        model: The classifier. It is scored in eval mode and comes back as it was.
+        beta: Inverse temperature; a change takes effect with the next `fit`.
+        damping: Small by default, since small eigenvalues carry the signal; see `ifcomp.tasks.ood.OOD_DAMPING`.
+        probes: Random directions instead of all labels, or None.
+    """
+
+    info: ClassVar[DetectorInfo] = DetectorInfo(
+        paper=Paper(
+            title="Measuring Stochastic Data Complexity with Boltzmann Influence Functions",
+            venue="ICML",
+            year=2024,
+            url="https://arxiv.org/abs/2406.02745",
+        ),
+        tasks={Task.CLASSIFICATION},
+    )
+    requires_fit = True
+    hyperparameter_space: ClassVar[dict[str, list[Any]]] = {
+        "beta": [0.25, 0.5, 1.0, 2.0],
+        "damping": [Relative(1e-8), OOD_DAMPING, Relative(0.1)],
+    }
+
+    def __init__(
+        self,
+        model: nn.Module,
+        beta: float = 1.0,
+        *,
+        damping: Damping = OOD_DAMPING,
+        probes: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Take stock of a model; wrong settings are refused here.
+
+        Args:
+            model: Returns logits [B, K].
+            beta: Inverse temperature.
+            damping: Added to the curvature before it is inverted.
+            probes: Estimate the score from so many random directions: 1 + 2 probes forward passes instead of 1 + 2K.
+            options: Further arguments of `IFComp`, such as ``layers``, ``sua``, ``fisher`` and ``seed``.
+
+        Raises:
+            ModelNotSetException: If the model is None.
+        """
+        if model is None:
+            raise ModelNotSetException("IFCompDetector needs a model: give an nn.Module that returns logits.")
+        self.model = model
+        self.beta = beta
+        self.damping = damping
+        self.probes = probes
+        self._options = options
+        self._ifc = self._unfitted()
+
+    def fit(self, data_loader: DataLoader[Any]) -> Self:
+        """Estimate the curvature in two passes over training data; examples with labels below 0 (OOD) are left out."""
+        self._ifc = self._unfitted().fit(_InDistribution(data_loader))
+        return self
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Outlier scores [B] of inputs [B, ...] in nats; larger = more surprising.
+
+        Raises:
+            RequiresFittingException: Before `fit`.
+        """
+        if self._ifc.factors is None:
+            raise RequiresFittingException
+        return self._ifc.parametric_complexity(x, probes=self.probes, damping=self.damping)
+
+    def _unfitted(self) -> IFComp:
+        return IFComp(self.model, self.beta, damping=self.damping, **self._options)
+
+
+class _InDistribution:
+    """The batches of a loader without the examples that pytorch-ood marks as OOD; starts anew each time."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in self._loader:
+            known = is_known(y)
+            if known.any():
+                yield x[known], y[known]

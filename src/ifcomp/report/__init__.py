@@ -1,0 +1,16 @@
+"""The report: one HTML file that shows an audit, calibration, complexity and coverage, and needs nothing else."""
+
+from ifcomp.report.data import ComplexityGroups, Preview, ReliabilityPair, ReportData, TrainingExample, collect
+from ifcomp.report.render import build_report, current_provenance, render
+
+__all__ = [
+    "ComplexityGroups",
+    "Preview",
+    "ReliabilityPair",
+    "ReportData",
+    "TrainingExample",
+    "build_report",
+    "collect",
+    "current_provenance",
+    "render",
+]

@@ -1,0 +1,248 @@
+"""What goes into a report: plain data, checked before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.layers.inventory import Coverage
+
+Floats = NDArray[np.float64]
+PreviewKind = Literal["image", "text", "row"]
+
+#: Columns of ``audit.frame`` that the report shows, in the order of an export.
+INTEGER_COLUMNS = ("rank", "index", "label", "suggested_label")
+NUMBER_COLUMNS = (
+    "label_probability",
+    "suggested_probability",
+    "error",
+    "parametric_complexity",
+    "stochastic_complexity",
+    "surprise",
+)
+AUDIT_COLUMNS = (*INTEGER_COLUMNS, *NUMBER_COLUMNS, "is_suspect")
+
+
+class Audit(Protocol):
+    """A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`; larger = more suspicious, codelengths in nats.
+
+    Attributes:
+        frame: One row an example, most suspicious first, with the columns of `AUDIT_COLUMNS`.
+        threshold: Smallest stochastic complexity of a suspect in nats; None or infinite if there is none.
+        noise_rate: Share of wrong labels, as given or as estimated; None if it is not known.
+        settings: How the audit was made.
+        descriptions: Meaning, direction and unit of the columns.
+    """
+
+    @property
+    def frame(self) -> pd.DataFrame: ...
+    @property
+    def threshold(self) -> float | None: ...
+    @property
+    def noise_rate(self) -> float | None: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def descriptions(self) -> Mapping[str, str]: ...
+
+
+class Curve(Protocol):
+    """A reliability curve: mean confidence, accuracy and number of examples of every bin, [bins] each, and the ECE."""
+
+    @property
+    def confidence(self) -> ArrayLike: ...
+    @property
+    def accuracy(self) -> ArrayLike: ...
+    @property
+    def count(self) -> ArrayLike: ...
+    @property
+    def ece(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Preview:
+    """How an example looks.
+
+    Attributes:
+        kind: "image", "text" or "row".
+        content: A path, Pillow image or array ([H, W], [H, W, C] or [C, H, W]; floats in 0 ... 1, integers in
+            0 ... 255) for an image; a string for a text; a mapping of column names to values for a row.
+        name: File name or other identifier; shown and searched.
+    """
+
+    kind: PreviewKind
+    content: Any
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse kinds that cannot be shown."""
+        if self.kind not in get_args(PreviewKind):
+            raise SettingError(f"The kind of a preview must be one of {get_args(PreviewKind)}, but is {self.kind!r}.")
+        if self.kind == "text" and not isinstance(self.content, str):
+            raise DataError(f"The content of a text preview must be a string, but is {type(self.content).__name__}.")
+        if self.kind == "row" and not isinstance(self.content, Mapping):
+            raise DataError(f"The content of a row preview must be a mapping, but is {type(self.content).__name__}.")
+
+
+@dataclass(frozen=True)
+class TrainingExample:
+    """A training example that speaks for or against a suspect's label; a tuple in this order will do as well.
+
+    Attributes:
+        index: Position in the training data.
+        influence: Above 0 it supports the suspect's given label, below 0 it contradicts it.
+        label: Its own label.
+        preview: How it looks; None takes the preview of this index, if there is one.
+    """
+
+    index: int
+    influence: float
+    label: int
+    preview: Preview | None = None
+
+
+@dataclass(frozen=True)
+class ReliabilityPair:
+    """Reliability curves of the same examples before and after calibration."""
+
+    before: Curve
+    after: Curve
+    before_name: str = "before"
+    after_name: str = "after"
+
+
+@dataclass(frozen=True)
+class ComplexityGroups:
+    """Complexities [N] in nats; larger = more surprising.
+
+    Attributes:
+        in_distribution: Of inputs like the training data.
+        out_of_distribution: Of inputs from elsewhere, by name; may be empty.
+        in_distribution_name: What the first group is called.
+    """
+
+    in_distribution: ArrayLike
+    out_of_distribution: Mapping[str, ArrayLike] = field(default_factory=dict)
+    in_distribution_name: str = "in-distribution"
+
+    @property
+    def groups(self) -> dict[str, Floats]:
+        """All groups as arrays, the in-distribution one first."""
+        given = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
+        return {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything a report shows; what is None is left out. Made by `collect`."""
+
+    title: str
+    audit: Audit | None
+    calibration: ReliabilityPair | None
+    complexity: ComplexityGroups | None
+    explanations: Mapping[int, tuple[TrainingExample, ...]]
+    previews: Mapping[int, Preview]
+    class_names: tuple[str, ...] | None
+    provenance: Mapping[str, Any] | None
+    coverage: Coverage | None
+    max_previews: int
+
+
+def collect(
+    *,
+    title: str,
+    audit: Audit | None = None,
+    calibration: ReliabilityPair | None = None,
+    complexity: ComplexityGroups | None = None,
+    explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
+    previews: Mapping[int, Preview] | None = None,
+    class_names: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    coverage: Coverage | None = None,
+    max_previews: int = 200,
+) -> ReportData:
+    """Check the parts of a report; the arguments are those of `build_report`.
+
+    Raises:
+        SettingError: If there is nothing to report or a setting means nothing.
+        DataError: If a part cannot be shown; says which one and why.
+    """
+    if audit is None and calibration is None and complexity is None and coverage is None:
+        raise SettingError("There is nothing to report: give audit, calibration, complexity or coverage.")
+    if max_previews < 0:
+        raise SettingError(f"max_previews must be at least 0, but is {max_previews}.")
+    explained = {
+        int(suspect): tuple(_as_training_example(suspect, example) for example in examples)
+        for suspect, examples in (explanations or {}).items()
+    }
+    names = None if class_names is None else tuple(map(str, class_names))
+    if audit is not None:
+        _check_audit(audit.frame)
+        _check_labels(audit.frame, explained, names)
+    if calibration is not None:
+        _check_curve("before", calibration.before)
+        _check_curve("after", calibration.after)
+    if complexity is not None:
+        _check_groups(complexity.groups)
+    return ReportData(
+        title, audit, calibration, complexity, explained, previews or {}, names, provenance, coverage, max_previews
+    )
+
+
+def _as_training_example(suspect: int, example: TrainingExample | tuple[Any, ...]) -> TrainingExample:
+    if isinstance(example, TrainingExample):
+        return example
+    if len(example) not in (3, 4):
+        raise DataError(
+            f"An explanation of example {suspect} has {len(example)} entries. "
+            "It must be (index, influence, label) or (index, influence, label, preview)."
+        )
+    return TrainingExample(*example)
+
+
+def _check_audit(frame: pd.DataFrame) -> None:
+    missing = [name for name in AUDIT_COLUMNS if name not in frame.columns]
+    if missing:
+        raise DataError(f"audit.frame lacks the columns {', '.join(missing)}. It must have {', '.join(AUDIT_COLUMNS)}.")
+    if frame.empty:
+        raise DataError("audit.frame has no rows: there is nothing to show.")
+    wrong = [name for name in INTEGER_COLUMNS if frame[name].dtype.kind not in "iu"]
+    if wrong:
+        raise DataError(f"The columns {', '.join(wrong)} of audit.frame must be integers.")
+
+
+def _check_labels(
+    frame: pd.DataFrame, explained: Mapping[int, tuple[TrainingExample, ...]], names: tuple[str, ...] | None
+) -> None:
+    labels = np.concatenate([frame["label"], frame["suggested_label"]]).tolist()
+    labels += [example.label for examples in explained.values() for example in examples]
+    if min(labels) < 0:
+        raise LabelError(f"Labels must be at least 0, but {min(labels)} is among them.")
+    if names is not None and max(labels) >= len(names):
+        raise LabelError(f"There are {len(names)} class names, but label {max(labels)} is among the labels.")
+
+
+def _check_curve(which: str, curve: Curve) -> None:
+    shapes = {np.shape(values) for values in (curve.confidence, curve.accuracy, curve.count)}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise DataError(
+            f"confidence, accuracy and count of the curve '{which}' must have one shape [bins], "
+            f"but have {sorted(shapes)}."
+        )
+    if not np.sum(curve.count) > 0:
+        raise DataError(f"The curve '{which}' has no examples.")
+
+
+def _check_groups(groups: Mapping[str, Floats]) -> None:
+    for name, values in groups.items():
+        if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+            raise DataError(
+                f"The complexities of '{name}' must be finite numbers of shape [N] with N > 0, "
+                f"but have shape {list(values.shape)}."
+            )

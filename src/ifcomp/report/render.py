@@ -1,0 +1,191 @@
+"""From checked data to one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from ifcomp._version import __version__
+from ifcomp.files import written_atomically
+from ifcomp.layers.inventory import Coverage
+from ifcomp.report import charts, words
+from ifcomp.report.data import (
+    Audit,
+    ComplexityGroups,
+    Preview,
+    ReliabilityPair,
+    ReportData,
+    TrainingExample,
+    collect,
+)
+from ifcomp.report.payload import class_texts, table_payload
+
+#: Headings of the columns that are shown.
+COLUMN_TITLES = {
+    "rank": "Rank",
+    "index": "Example",
+    "label": "Given",
+    "suggested_label": "Suggested",
+    "label_probability": "p given",
+    "suggested_probability": "p suggested",
+    "error": "Error",
+    "parametric_complexity": "Parametric",
+    "stochastic_complexity": "Stochastic",
+    "surprise": "Surprise",
+}
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("ifcomp.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"px": "{:.1f}".format, "thousands": "{:,}".format}
+
+
+def build_report(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    audit: Audit | None = None,
+    calibration: ReliabilityPair | None = None,
+    complexity: ComplexityGroups | None = None,
+    explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
+    previews: Mapping[int, Preview] | None = None,
+    class_names: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    coverage: Coverage | None = None,
+    max_previews: int = 200,
+) -> Path:
+    """Write a report: one HTML file that loads nothing from anywhere. Atomic.
+
+    In it larger is always more surprising, more suspicious, and codelengths are in nats. Parts that are not given are
+    left out, with a line that says how to get them.
+
+    Args:
+        path: Of the file.
+        title: Heading of the report.
+        audit: A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`.
+        calibration: Reliability curves before and after.
+        complexity: Parametric complexities [N] in nats of usual and of other inputs.
+        explanations: For suspects, by index: the training examples that speak for and against their labels.
+        previews: How examples look, by index; used for the most suspicious ones.
+        class_names: Names of the classes 0 ... K-1.
+        provenance: Where the results come from, such as what `current_provenance` gives.
+        coverage: Which parameters the fit covers: `IFComp.coverage`.
+        max_previews: How many of the most suspicious examples are shown with a preview.
+
+    Returns:
+        The path.
+
+    Raises:
+        SettingError: If there is nothing to report or a setting means nothing.
+        DataError: If a part cannot be shown; says which one and why.
+        StorageError: If the file cannot be written.
+    """
+    page = render(
+        collect(
+            title=title,
+            audit=audit,
+            calibration=calibration,
+            complexity=complexity,
+            explanations=explanations,
+            previews=previews,
+            class_names=class_names,
+            provenance=provenance,
+            coverage=coverage,
+            max_previews=max_previews,
+        )
+    )
+    with written_atomically(path) as scratch:
+        scratch.write_text(page, encoding="utf-8", errors="replace")
+    return Path(path)
+
+
+def render(data: ReportData) -> str:
+    """The report as HTML. Whatever comes from the user is escaped; only the page's own script may run."""
+    style, script = _source("report.css"), _source("report.js")
+    audit = data.audit
+    return _ENVIRONMENT.get_template("report.html.jinja").render(
+        data=data,
+        policy=_policy(style, script),
+        style=style,
+        script=script,
+        lead=words.lead(data),
+        headlines=words.headlines(data),
+        hints=words.hints(data),
+        confusions=() if audit is None else words.confusions(audit),
+        classes=[] if audit is None else class_texts(audit, data.class_names),
+        payload=None if audit is None else _json(table_payload(audit, data)),
+        reliability=None if data.calibration is None else charts.reliability(data.calibration),
+        threshold_chart=None if audit is None else _threshold_chart(audit),
+        complexity_chart=None if data.complexity is None else charts.histogram(data.complexity.groups),
+        threshold=None if audit is None else words.finite_threshold(audit),
+        separations=_separations(data.complexity),
+        columns=[{"name": name, "title": title} for name, title in COLUMN_TITLES.items()],
+        version=__version__,
+    )
+
+
+def current_provenance(**more: Any) -> dict[str, str]:
+    """Date, versions and machine, and whatever else is given, such as ``command`` or ``seed``."""
+    packages = {name: version(name) for name in ("torch", "numpy", "pandas", "scikit-learn")}
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "ifcomp": __version__,
+        "python": platform.python_version(),
+        **packages,
+        "platform": platform.platform(),
+        **{name: str(value) for name, value in more.items()},
+    }
+
+
+def _source(name: str) -> Markup:
+    """A file of the page that is ours, so it is not escaped."""
+    text = resources.files("ifcomp.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return Markup(text)
+
+
+def _json(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in: <, >, & and all beyond ASCII are escaped."""
+    return htmlsafe_json_dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _policy(style: str, script: str) -> str:
+    """A Content-Security-Policy: our style and script by their hashes, images from data URIs, nothing else."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _threshold_chart(audit: Audit) -> charts.Histogram | None:
+    values = audit.frame["stochastic_complexity"].to_numpy(dtype=np.float64)
+    values = values[np.isfinite(values)]
+    return charts.histogram({"all labels": values}, words.finite_threshold(audit)) if values.size else None
+
+
+def _separations(complexity: ComplexityGroups | None) -> list[float | None]:
+    """AUROC of every group against the first, in the order of the rows of the chart."""
+    if complexity is None:
+        return []
+    inside, *outside = complexity.groups.values()
+    return [None, *(words.separation(inside, values) for values in outside)]

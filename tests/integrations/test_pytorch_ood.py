@@ -1,0 +1,161 @@
+"""`IFCompDetector` inside pytorch-ood's own metrics, benchmark loop and search, on made-up data sets."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+
+from ifcomp import IFComp, Relative
+from ifcomp.errors import EmptyDataError, SettingError
+from ifcomp.tasks.ood import OOD_DAMPING
+
+pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
+
+from pytorch_ood.api import Detector, ModelNotSetException, RequiresFittingException
+from pytorch_ood.benchmark import Benchmark
+from pytorch_ood.detector import MaxSoftmax
+from pytorch_ood.metrics import OODMetrics
+from pytorch_ood.utils import GridSearch
+
+from ifcomp.integrations.pytorch_ood import IFCompDetector
+
+CLASSES = 3
+
+
+def clusters(size: int, seed: int, noise: float = 0.3) -> TensorDataset:
+    """Images of 4 by 4 around one pattern a class, with their classes."""
+    patterns = torch.randn(CLASSES, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(size) % CLASSES
+    noises = torch.randn(size, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(patterns[labels] + noise * noises, labels)
+
+
+def outliers(size: int, seed: int, noise: float) -> TensorDataset:
+    """The same with more noise, labelled -1."""
+    return TensorDataset(clusters(size, seed, noise).tensors[0], torch.full((size,), -1))
+
+
+class Made(Benchmark):
+    """Two sets of outliers."""
+
+    ood_names = ("weak", "strong")
+
+    def train_set(self) -> Dataset:
+        """What the model was trained on."""
+        return clusters(96, seed=1)
+
+    def test_sets(self, known: bool = True, unknown: bool = True) -> list[Dataset]:
+        """Each set of outliers after the same clean images."""
+        return [ConcatDataset([clusters(60, seed=2), outliers(40, seed=3, noise=noise)]) for noise in (0.6, 1.2)]
+
+
+@cache
+def trained() -> nn.Module:
+    """A small network with BatchNorm, trained in a moment."""
+    images, labels = Made().train_set().tensors
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES))
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def train_loader() -> DataLoader:
+    return DataLoader(Made().train_set(), batch_size=32)
+
+
+def fitted(**options: object) -> IFCompDetector:
+    return IFCompDetector(trained(), fisher="exact", **options).fit(train_loader())
+
+
+def test_it_is_a_detector_of_the_package() -> None:
+    assert issubclass(IFCompDetector, Detector)
+    assert IFCompDetector.requires_fit
+    assert IFCompDetector.info.paper.year == 2024
+
+
+@pytest.mark.parametrize("probes", [None, 2])
+def test_the_score_is_the_parametric_complexity(probes: int | None) -> None:
+    ifc = IFComp(trained(), 0.5, fisher="exact").fit(train_loader())
+    images = clusters(7, seed=5).tensors[0]
+    found = fitted(beta=0.5, probes=probes)(images)
+    assert torch.equal(found, ifc.parametric_complexity(images, damping=OOD_DAMPING, probes=probes))
+
+
+def test_its_metrics_in_the_benchmark_loop_are_those_of_its_scores() -> None:
+    detector = fitted()
+    results = Made().evaluate(detector, loader_kwargs={"batch_size": 32}, device="cpu")
+    assert [row["Dataset"] for row in results] == ["weak", "strong"]
+    for row, data in zip(results, Made().test_sets(), strict=True):
+        images, labels = (torch.stack(column) for column in zip(*data, strict=True))
+        scores = torch.cat([detector.predict(part) for part in images.split(32)])
+        assert row["AUROC"] == pytest.approx(roc_auc_score(labels < 0, scores), abs=1e-12)
+        metrics = OODMetrics().update(scores, labels).compute()
+        assert {key: row[key] for key in metrics} == pytest.approx(metrics, abs=1e-12)
+    assert all(0.75 < row["AUROC"] < 1 for row in results)
+
+
+def test_it_stands_beside_other_detectors() -> None:
+    benchmark = Made()
+    results = benchmark.evaluate([fitted(), MaxSoftmax(trained())], loader_kwargs={"batch_size": 32})
+    assert {row["Detector"] for row in results} == {"IFCompDetector", "MaxSoftmax"}
+    assert len(results) == 4
+
+
+def test_scores_do_not_depend_on_the_mode_or_the_batch() -> None:
+    detector, images = fitted(), clusters(6, seed=5).tensors[0]
+    whole = detector(images)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([detector(image) for image in images.split(1)]), whole, rtol=1e-5, atol=0)
+    with torch.inference_mode():
+        torch.testing.assert_close(detector(images), whole, rtol=1e-5, atol=0)
+    model = copy.deepcopy(trained()).train()
+    training = IFCompDetector(model, fisher="exact").fit(train_loader())
+    assert torch.equal(training(images), whole)
+    assert model.training
+
+
+def test_outliers_in_the_training_data_are_left_out() -> None:
+    mixed = ConcatDataset([clusters(96, seed=1), outliers(40, seed=3, noise=3.0)])
+    found = IFCompDetector(trained(), fisher="exact").fit(DataLoader(mixed, batch_size=32))
+    images = clusters(7, seed=5).tensors[0]
+    torch.testing.assert_close(found(images), fitted()(images), rtol=1e-5, atol=0)
+    with pytest.raises(EmptyDataError):
+        found.fit(DataLoader(outliers(40, seed=3, noise=3.0), batch_size=32))
+
+
+def test_its_damping_is_chosen_by_the_packages_search() -> None:
+    held_out = ConcatDataset([clusters(30, seed=7), outliers(30, seed=8, noise=0.6)])
+    detector = IFCompDetector(trained(), fisher="exact")
+    space = {"beta": [1.0], "damping": [Relative(1e-6), 1e3]}
+    search = GridSearch(detector, train_loader(), DataLoader(held_out, batch_size=30), hyperparameter_space=space)
+    best = search.run()
+    images, labels = (torch.stack(column) for column in zip(*held_out, strict=True))
+    expected = {value: auroc(fitted(damping=value)(images), labels) for value in space["damping"]}
+    assert [row["score"] for row in search.results_] == pytest.approx(list(expected.values()), abs=1e-9)
+    assert best["damping"] == max(expected, key=expected.__getitem__) == detector.damping
+    assert IFCompDetector(trained()).get_hyperparameters() == {"beta": 1.0, "damping": OOD_DAMPING}
+
+
+def auroc(scores: Tensor, labels: Tensor) -> float:
+    return float(roc_auc_score(labels < 0, scores))
+
+
+def test_wrong_uses_are_refused() -> None:
+    with pytest.raises(ModelNotSetException):
+        IFCompDetector(None)
+    with pytest.raises(RequiresFittingException):
+        IFCompDetector(trained()).predict(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(SettingError, match="beta"):
+        IFCompDetector(trained(), beta=-1.0)
+    with pytest.raises(SettingError, match="damping"):
+        IFCompDetector(trained(), damping=-1.0)

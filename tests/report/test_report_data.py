@@ -1,0 +1,388 @@
+"""From inputs to checked data, words, geometry and JSON."""
+
+import base64
+import io
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from report_cases import AuditCase, CurveCase, make_audit, make_curve
+
+from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.layers.inventory import Coverage, CoverageRow
+from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, TrainingExample, collect
+from ifcomp.report.charts import histogram, log_ticks, reliability
+from ifcomp.report.images import thumbnail
+from ifcomp.report.payload import table_payload
+from ifcomp.report.words import confusions, headlines, hints, lead
+
+# Checks ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_report_is_refused() -> None:
+    with pytest.raises(SettingError, match="nothing to report"):
+        collect(title="empty", class_names=["a"])
+
+
+def test_missing_columns_are_all_named() -> None:
+    audit = make_audit()
+    broken = replace(audit, frame=audit.frame.drop(columns=["surprise", "rank"]))
+    with pytest.raises(DataError, match="rank, surprise"):
+        collect(title="t", audit=broken)
+
+
+def test_an_audit_without_rows_is_refused() -> None:
+    audit = make_audit()
+    with pytest.raises(DataError, match="no rows"):
+        collect(title="t", audit=replace(audit, frame=audit.frame.head(0)))
+
+
+def test_labels_must_be_whole_numbers() -> None:
+    audit = make_audit()
+    with pytest.raises(DataError, match=r"columns label of audit\.frame must be integers"):
+        collect(title="t", audit=replace(audit, frame=audit.frame.assign(label=0.5)))
+
+
+@pytest.mark.parametrize("column", ["label", "suggested_label"])
+def test_labels_outside_the_class_names_are_refused(column: str) -> None:
+    audit = make_audit(classes=3)
+    frame = audit.frame.assign(**{column: 2})
+    collect(title="t", audit=replace(audit, frame=frame), class_names=["a", "b", "c"])
+    with pytest.raises(LabelError, match="2 class names, but label 2"):
+        collect(title="t", audit=replace(audit, frame=frame), class_names=["a", "b"])
+    with pytest.raises(LabelError, match="at least 0, but -1"):
+        collect(title="t", audit=replace(audit, frame=audit.frame.assign(**{column: -1})))
+
+
+def test_labels_of_explanations_are_checked_too() -> None:
+    with pytest.raises(LabelError, match="label 9"):
+        collect(title="t", audit=make_audit(), class_names=list("abcd"), explanations={3: [(1, 0.5, 9)]})
+
+
+def test_explanations_may_be_tuples() -> None:
+    data = collect(title="t", audit=make_audit(), explanations={3: [(1, 0.5, 2), TrainingExample(4, -1.0, 0)]})
+    assert data.explanations[3] == (TrainingExample(1, 0.5, 2, None), TrainingExample(4, -1.0, 0, None))
+    with pytest.raises(DataError, match="example 3 has 2 entries"):
+        collect(title="t", audit=make_audit(), explanations={3: [(1, 0.5)]})
+
+
+def test_previews_must_be_of_a_known_kind_and_content() -> None:
+    with pytest.raises(SettingError, match="'sound'"):
+        Preview("sound", b"")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="must be a string, but is int"):
+        Preview("text", 3)
+    with pytest.raises(DataError, match="must be a mapping, but is list"):
+        Preview("row", [1])
+
+
+def test_curves_must_fit_together() -> None:
+    curve = make_curve(0.1)
+    with pytest.raises(DataError, match="'after'"):
+        collect(title="t", calibration=ReliabilityPair(curve, replace(curve, count=[1, 2])))
+    with pytest.raises(DataError, match="no examples"):
+        collect(title="t", calibration=ReliabilityPair(replace(curve, count=[0, 0, 0, 0]), curve))
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, math.inf], [[1.0]]])
+def test_complexities_must_be_finite_vectors(values: list[float]) -> None:
+    with pytest.raises(DataError, match="'noise'"):
+        collect(title="t", complexity=ComplexityGroups([1.0], {"noise": values}))
+
+
+def test_negative_numbers_of_previews_are_refused() -> None:
+    with pytest.raises(SettingError, match="max_previews"):
+        collect(title="t", audit=make_audit(), max_previews=-1)
+
+
+# Words -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("suspects", "sentence"),
+    [
+        (0, "None of 1,500 labels looks wrong."),
+        (1, "1 of 1,500 labels looks wrong."),
+        (41, "41 of 1,500 labels look wrong."),
+    ],
+)
+def test_the_lead_counts_suspects(suspects: int, sentence: str) -> None:
+    assert lead(collect(title="t", audit=make_audit(1500, suspects=suspects))) == sentence
+
+
+def test_headlines_give_every_part() -> None:
+    coverage = Coverage(
+        (CoverageRow("0", "linear", "EKFAC", 300, True), CoverageRow("1", "linear", "left out", 100, False))
+    )
+    audit = make_audit(200, suspects=10)
+    frame = audit.frame.assign(surprise=np.where(audit.frame["is_suspect"], 12.0, 1.0))
+    found = headlines(
+        collect(
+            title="t",
+            audit=AuditCase(frame, threshold=2.5, noise_rate=0.04),
+            calibration=ReliabilityPair(make_curve(0.094), make_curve(0.068)),
+            complexity=ComplexityGroups([1.0, 2.0], {"a": [3.0, 4.0], "b": [0.5]}),
+            coverage=coverage,
+        )
+    )
+    figures = {item.name: item.figure for item in found}
+    assert figures == {
+        "Suspicious labels": "5%",
+        "Mean surprise": "1.55",  # (10 * 12 + 190) / 200
+        "Calibration error": "0.094 → 0.068",
+        "New inputs told apart": "66.7%",  # 3 and 4 are above 1 and 2, 0.5 is above neither: 4 of 6 pairs
+        "Coverage": "75%",
+    }
+    sentences = " ".join(item.sentence for item in found)
+    assert "at least 2.5 nats" in sentences
+    assert "put at 4%" in sentences
+    assert "Among the suspects it is 12." in sentences
+    assert "falls from 0.094 to 0.068" in sentences
+    assert "AUROC 0.667" in sentences
+    assert "300 of the model's 400 parameters" in sentences
+
+
+@pytest.mark.parametrize(("after", "words"), [(0.12, "rises from 0.094 to 0.120"), (0.0941, "stays at 0.094")])
+def test_calibration_that_does_not_improve_is_said(after: float, words: str) -> None:
+    data = collect(title="t", calibration=ReliabilityPair(make_curve(0.094), make_curve(after)))
+    assert words in lead(data)
+
+
+def test_an_audit_without_suspects_has_an_infinite_threshold_that_is_not_shown() -> None:
+    audit = replace(make_audit(suspects=0), threshold=math.inf, noise_rate=None)
+    first = headlines(collect(title="t", audit=audit))[0]
+    assert (first.figure, first.sentence) == ("0%", "")
+
+
+def test_confusions_count_suspects_only() -> None:
+    audit = make_audit(6, suspects=4)
+    frame = audit.frame.assign(label=[0, 1, 0, 0, 1, 1], suggested_label=[1, 0, 1, 2, 0, 0])
+    found = confusions(AuditCase(frame))
+    assert [(item.label, item.suggested, item.count) for item in found] == [(0, 1, 2), (1, 0, 1), (0, 2, 1)]
+
+
+def test_hints_name_just_what_is_missing() -> None:
+    names = {name for name, _ in hints(collect(title="t", audit=make_audit(), class_names=list("abcd")))}
+    assert names == {
+        "calibration",
+        "complexity of other inputs",
+        "coverage",
+        "provenance",
+        "previews of the examples",
+        "training examples behind a label",
+    }
+
+
+# Geometry ----------------------------------------------------------------------------------------------------------
+
+
+def test_reliability_places_dots_on_a_square() -> None:
+    before = CurveCase([0.9, 0.2, 0.5], [0.9, 0.6, math.nan], [40, 10, 0], 0.1)
+    chart = reliability(ReliabilityPair(before, make_curve(0.0)))
+    low_dot, high_dot = chart.before.dots
+    side = chart.right - chart.left
+    assert side == pytest.approx(chart.bottom - chart.top)
+    assert low_dot.x == pytest.approx(chart.left)  # 0.2 is the lowest value, so the axes start there
+    assert low_dot.y == pytest.approx(chart.bottom - 0.4 / 0.8 * side)
+    assert high_dot.x - chart.left == pytest.approx(chart.bottom - high_dot.y)  # on the diagonal
+    assert high_dot.radius == pytest.approx(2 * low_dot.radius)  # four times the examples, four times the area
+    assert [tick.text for tick in chart.ticks_x] == ["1", "0.8", "0.6", "0.4", "0.2"]
+    assert chart.ticks_x[0].position == pytest.approx(chart.right)
+    assert chart.ticks_y[0].position == pytest.approx(chart.top)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.93, 1.0])
+def test_reliability_of_a_single_bin_stays_inside(value: float) -> None:
+    curve = CurveCase([value], [value], [3], 0.0)
+    chart = reliability(ReliabilityPair(curve, curve))
+    assert chart.left <= chart.after.dots[0].x <= chart.right
+    assert chart.top <= chart.after.dots[0].y <= chart.bottom
+
+
+def _bar_heights(area: str, top: float, baseline: float) -> list[float]:
+    points = [tuple(map(float, point.split())) for point in re.findall(r"[ML]([-\d. ]+)", area)]
+    return [(baseline - y) / (baseline - top) for _, y in points[1:-1:2]]
+
+
+def test_histogram_counts_in_common_logarithmic_bins() -> None:
+    generator = np.random.default_rng(0)
+    groups = {"usual": generator.lognormal(-3, 1, 500), "other": generator.lognormal(1, 0.3, 300)}
+    chart = histogram(groups, threshold=0.5)
+    low, high = math.log10(np.quantile(groups["usual"], 0.01)), math.log10(groups["other"].max())
+    for row, values in zip(chart.rows, groups.values(), strict=True):
+        counts = np.zeros(40)
+        for value in values:
+            counts[min(39, max(0, int((math.log10(value) - low) / (high - low) * 40)))] += 1
+        heights = _bar_heights(row.area, row.top, row.baseline)
+        assert heights == pytest.approx((counts / counts.max()).tolist(), abs=2e-3)
+        assert row.median == pytest.approx(np.median(values))
+    assert chart.rows[0].reference == ""
+    assert _bar_heights(chart.rows[1].reference, chart.rows[1].top, chart.rows[1].baseline) == pytest.approx(
+        _bar_heights(chart.rows[0].area, chart.rows[0].top, chart.rows[0].baseline), abs=2e-3
+    )
+    assert chart.threshold_x == pytest.approx(
+        chart.left + (math.log10(0.5) - low) / (high - low) * (chart.right - chart.left)
+    )
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [2.0], [0.0, 1e-300, 5.0], [1e6, 1e6]])
+def test_histogram_of_odd_values_stays_inside(values: list[float]) -> None:
+    chart = histogram({"odd": np.array(values)})
+    heights = _bar_heights(chart.rows[0].area, chart.rows[0].top, chart.rows[0].baseline)
+    assert max(heights) == 1.0
+    assert min(heights) >= 0.0
+    assert chart.left <= chart.rows[0].median_x <= chart.right
+
+
+def test_log_ticks_are_few_and_round() -> None:
+    assert log_ticks(-0.02, 0.75) == [1, 2, 3, 4, 5]
+    assert log_ticks(-1.5, 0.4) == [0.05, 0.1, 0.2, 0.5, 1, 2]
+    assert log_ticks(-3.2, 1.1) == [0.001, 0.01, 0.1, 1, 10]
+    assert 4 <= len(log_ticks(-30, 3)) <= 9
+
+
+# Payload -----------------------------------------------------------------------------------------------------------
+
+
+def _payload(audit: AuditCase, **parts: object) -> dict:
+    return table_payload(audit, collect(title="t", audit=audit, **parts))  # type: ignore[arg-type]
+
+
+def test_columns_keep_order_and_six_digits() -> None:
+    audit = make_audit(50)
+    columns = _payload(audit)["columns"]
+    assert list(columns) == list(audit.frame.columns)
+    for name, values in columns.items():
+        assert values == pytest.approx(audit.frame[name].astype(float).tolist(), rel=1e-5), name
+    assert columns["index"] == audit.frame["index"].tolist()
+
+
+def test_what_json_lacks_is_replaced() -> None:
+    audit = make_audit(4)
+    frame = audit.frame.assign(error=[math.inf, -math.inf, math.nan, 2.0])
+    columns = _payload(AuditCase(frame))["columns"]
+    assert columns["error"] == ["Infinity", "-Infinity", None, 2]
+    assert json.loads(json.dumps(columns, allow_nan=False)) == columns
+
+
+def test_classes_without_names_are_numbers() -> None:
+    audit = make_audit(5, classes=3)
+    frame = audit.frame.assign(label=0, suggested_label=[1, 2, 1, 2, 1])
+    assert _payload(AuditCase(frame))["classes"] == ["0", "1", "2"]
+    named = _payload(AuditCase(frame), class_names=["a", "b", "c", "d"])
+    assert named["classes"] == ["a", "b", "c", "d"]
+
+
+def test_only_the_most_suspicious_have_previews() -> None:
+    audit = make_audit(30)
+    previews = {index: Preview("text", f"text {index}", f"name {index}") for index in range(30)}
+    payload = _payload(audit, previews=previews, max_previews=7)
+    assert list(payload["shown"]) == audit.frame["index"].head(7).tolist()
+    for index, position in payload["shown"].items():
+        assert payload["previews"][position] == {"kind": "text", "content": f"text {index}", "name": f"name {index}"}
+
+
+def test_equal_previews_are_stored_once_and_explanations_find_theirs() -> None:
+    audit = make_audit(10)
+    suspect, other = audit.frame["index"].head(2).tolist()
+    previews = {suspect: Preview("text", "same"), other: Preview("text", "same")}
+    payload = _payload(
+        audit,
+        previews=previews,
+        explanations={suspect: [(other, 0.123456789, 1), (77, -2.0, 0, Preview("text", "own")), (78, 1.0, 0)]},
+    )
+    assert [preview["content"] for preview in payload["previews"]] == ["same", "own"]
+    assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
+
+
+def test_an_image_is_encoded_once_however_often_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+    monkeypatch.setattr("ifcomp.report.payload.thumbnail", lambda source: f"{encoded.append(source)}")
+    audit = make_audit(10)
+    previews = {index: Preview("image", np.full((2, 2), index)) for index in range(10)}
+    everyone = [(index, 1.0, 0) for index in range(10)]
+    _payload(audit, previews=previews, explanations=dict.fromkeys(range(10), everyone))
+    assert len(encoded) == 10
+
+
+def test_long_texts_and_rows_are_cut() -> None:
+    audit = make_audit(10)
+    first, second = audit.frame["index"].head(2).tolist()
+    wide = {f"column {number}": 1 / 3 for number in range(20)} | {"column 0": "y" * 100}
+    shown = _payload(audit, previews={first: Preview("text", "x" * 5000), second: Preview("row", wide)})
+    text, row = (preview["content"] for preview in shown["previews"])
+    assert (len(text), text[-1]) == (600, "…")
+    assert row[0] == ["column 0", "y" * 59 + "…"]
+    assert row[1] == ["column 1", "0.333333"]
+    assert row[16:] == [["…", "4 more"]]
+
+
+# Thumbnails --------------------------------------------------------------------------------------------------------
+
+
+def _decoded(uri: str) -> Image.Image:
+    kind, content = re.fullmatch(r"data:image/(png|webp);base64,([A-Za-z0-9+/=]+)", uri).groups()  # type: ignore[union-attr]
+    image = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert image.format == kind.upper()
+    return image
+
+
+PIXELS = np.array([[0, 51, 102, 153, 204, 255], [255, 0, 255, 0, 1, 2]], dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PIXELS,
+        PIXELS.astype(np.int64),
+        PIXELS / 255,
+        torch.tensor(PIXELS / 255, dtype=torch.float32).unsqueeze(0),
+        PIXELS[..., None],
+        (PIXELS / 255 - 0.5) / 0.2,  # normalised: stretched back
+        Image.fromarray(PIXELS),
+        Image.fromarray(PIXELS.astype(np.int32)),
+    ],
+    ids=["bytes", "integers", "floats", "tensor with a channel", "channel last", "normalised", "Pillow", "Pillow I"],
+)
+def test_small_grey_images_keep_every_pixel(source: object) -> None:
+    assert np.array_equal(np.asarray(_decoded(thumbnail(source))), PIXELS)
+
+
+def test_colours_with_channels_first_or_last() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    assert np.array_equal(np.asarray(_decoded(thumbnail(pixels))), pixels)
+    assert np.array_equal(np.asarray(_decoded(thumbnail(np.moveaxis(pixels, -1, 0)))), pixels)
+
+
+def test_booleans_and_constant_images() -> None:
+    assert np.asarray(_decoded(thumbnail(np.eye(3, dtype=bool)))).tolist() == (255 * np.eye(3)).tolist()
+    assert np.asarray(_decoded(thumbnail(np.full((2, 2), 7.0)))).tolist() == [[0, 0], [0, 0]]
+    assert np.asarray(_decoded(thumbnail(np.array([[math.nan, 1.0]])))).tolist() == [[0, 255]]
+
+
+def test_large_images_from_files_become_small(tmp_path: object) -> None:
+    path = f"{tmp_path}/photo.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (900, 1800, 3), dtype=np.uint8)).save(path)
+    uri = thumbnail(path)
+    assert _decoded(uri).size == (128, 64)
+    assert len(uri) < 12_000
+
+
+def test_what_is_no_image_is_refused(tmp_path: object) -> None:
+    path = f"{tmp_path}/notes.png"
+    with open(path, "w") as stream:
+        stream.write("no image")
+    with pytest.raises(DataError, match=r"notes\.png"):
+        thumbnail(path)
+    with pytest.raises(DataError, match=r"gone\.png"):
+        thumbnail("gone.png")
+    with pytest.raises(DataError, match=r"\[2, 2, 2\]"):
+        thumbnail(np.zeros((2, 2, 2)))
+    with pytest.raises(DataError, match="from 0 to 4095"):
+        thumbnail(np.array([[0, 4095]]))
+    with pytest.raises(DataError, match="of numbers"):
+        thumbnail(np.array([["a", "b"]]))

@@ -1,0 +1,116 @@
+"""Thresholds, flags and metrics against hand calculation and brute force."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from ifcomp import IFComp
+from ifcomp.errors import DataError, SettingError
+from ifcomp.tasks.ood import OOD_DAMPING, OODMetrics, flag_ood, ood_metrics, ood_threshold
+from tasks.digits import images_and_labels, train_network
+from tasks.tables import table_of
+
+SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=50)
+
+
+def test_thresholds_by_hand() -> None:
+    scores = np.arange(1.0, 21.0)  # 5 % each
+    assert ood_threshold(scores) == 19
+    assert ood_threshold(scores, 0.05) == 1
+    assert ood_threshold(scores, 0.051) == 2
+    assert ood_threshold(scores, 1) == 20
+
+
+@given(SCORES, st.floats(0.01, 1))
+@settings(max_examples=100, deadline=None)
+def test_a_threshold_accepts_what_it_should_and_no_smaller_one_does(scores: list[float], tpr: float) -> None:
+    threshold = ood_threshold(scores, tpr)
+    accepted = [score <= threshold for score in scores]
+    assert sum(accepted) / len(scores) >= tpr
+    assert threshold in scores
+    assert sum(score < threshold for score in scores) / len(scores) < tpr
+
+
+@given(SCORES, SCORES)
+@settings(max_examples=50, deadline=None)
+def test_metrics_equal_brute_force_over_pairs_and_thresholds(inside: list[float], outside: list[float]) -> None:
+    pairs = [(out > own) + 0.5 * (out == own) for out in outside for own in inside]
+    found = ood_metrics(inside, outside)
+    assert found.auroc == pytest.approx(sum(pairs) / len(pairs))
+    assert found.aupr_out == pytest.approx(brute_force_precision(outside, inside))
+    assert found.aupr_in == pytest.approx(brute_force_precision([-x for x in inside], [-x for x in outside]))
+    candidates = [s for s in inside if sum(x <= s for x in inside) >= 0.95 * len(inside)]
+    assert found.fpr95 == sum(x <= min(candidates) for x in outside) / len(outside)
+
+
+def brute_force_precision(positive: list[float], negative: list[float]) -> float:
+    """Precision at every level of the score, weighted by the recall gained there."""
+    total = 0.0
+    for level in set(positive):
+        kept = sum(x >= level for x in positive)
+        total += kept / (kept + sum(x >= level for x in negative)) * positive.count(level) / len(positive)
+    return total
+
+
+def test_metrics_equal_those_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    inside, outside = generator.normal(0, 1, 1000), generator.normal(1.5, 1, 700)
+    found = ood_metrics(inside, outside)
+    scores, is_out = np.concatenate([inside, outside]), np.arange(1700) >= 1000
+    assert found.auroc == pytest.approx(roc_auc_score(is_out, scores))
+    assert found.aupr_out == pytest.approx(average_precision_score(is_out, scores))
+    assert found.aupr_in == pytest.approx(average_precision_score(~is_out, -scores))
+    false, true, _ = roc_curve(~is_out, -scores, drop_intermediate=False)
+    assert found.fpr95 == pytest.approx(false[true >= 0.95][0])
+
+
+def test_larger_is_more_out_of_distribution() -> None:
+    assert ood_metrics([1, 2, 3], [4, 5]) == OODMetrics(auroc=1, aupr_in=1, aupr_out=1, fpr95=0)
+    assert ood_metrics([1, 2, 3], [0, 0]).auroc == 0
+    assert ood_metrics([1, 2, 3], [0, 0]).fpr95 == 1
+    assert ood_metrics([1, 2], [math.inf, 3]).auroc == 1
+
+
+def test_flags_by_hand() -> None:
+    found = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
+    assert found["index"].tolist() == [1, 3, 2, 0]
+    assert found["is_ood"].tolist() == [True, True, False, False]
+    assert found["parametric_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
+    expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity", "surprise"]
+    assert list(found.columns) == [*expected, "is_ood"]
+
+
+def test_flags_accept_just_the_share_of_the_threshold() -> None:
+    scores = np.random.default_rng(1).exponential(size=200)
+    found = flag_ood(table_of(scores, [0] * 200), ood_threshold(scores, 0.9))
+    assert found["is_ood"].sum() == 20
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    for tpr in (0.0, 1.1, math.nan):
+        with pytest.raises(SettingError, match="tpr"):
+            ood_threshold([1.0], tpr)
+    with pytest.raises(SettingError, match="NaN"):
+        flag_ood(table_of([1.0]), math.nan)
+    for scores in ([], [[1.0]], [math.nan]):
+        with pytest.raises(DataError):
+            ood_threshold(scores)
+        with pytest.raises(DataError, match="out_scores"):
+            ood_metrics([1.0], scores)
+
+
+def test_planted_strangers_are_flagged_and_familiar_digits_are_not() -> None:
+    """The threshold comes from held-out digits, the flags are for others, and for the same turned to negatives."""
+    images, labels = images_and_labels()
+    ifc = IFComp(train_network(images[:800], labels[:800]), fisher="exact", damping=OOD_DAMPING)
+    ifc.fit([images[:800]])
+    threshold = ood_threshold(ifc.parametric_complexity(images[800:1300]), 0.95)
+    found = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
+    strange = found["index"] >= len(images) - 1300
+    assert found["is_ood"][~strange].mean() < 0.12
+    assert found["is_ood"][strange].mean() > 0.9
+    assert ood_metrics(found["parametric_complexity"][~strange], found["parametric_complexity"][strange]).auroc > 0.95

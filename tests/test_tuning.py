@@ -1,0 +1,226 @@
+"""Tuning on digits against predictors that are fitted and measured one by one."""
+
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from torch import Tensor, nn
+
+from ifcomp import IFComp, Relative, tuning
+from ifcomp.errors import DataError, EmptyDataError, LabelError, ModelError, SettingError
+from ifcomp.tuning import ALPHAS, BETA_MULTIPLES, OODChoice, Tuned, choose_ood_beta, fit_auto, fit_grid, tune
+from tasks.digits import images_and_labels, train_network
+
+TRAINING, VALIDATION, SHIFTED = slice(0, 600), slice(600, 1000), slice(1000, 1300)
+BETAS = (0.5, 1.0)
+SOME_ALPHAS = (0.0, 1e-3, 0.1, 10.0)
+
+
+def loader(part: slice, size: int = 128, noise: float = 0.0) -> list[tuple[Tensor, Tensor]]:
+    images, labels = images_and_labels()
+    inputs = images[part] + noise * torch.randn(images[part].shape, generator=torch.Generator().manual_seed(0))
+    return list(zip(inputs.split(size), labels[part].split(size), strict=True))
+
+
+def strangers(part: slice) -> list[tuple[Tensor, Tensor]]:
+    """Inverted digits, with labels that the model does not know."""
+    return [(1 - images, labels + 1000) for images, labels in loader(part)]
+
+
+@cache
+def network() -> nn.Module:
+    """Overconfident: trained for long on few digits."""
+    images, labels = images_and_labels()
+    return train_network(images[TRAINING], labels[TRAINING], epochs=60)
+
+
+@cache
+def tuned(objective: str = "nll", keep_argmax: bool = False, shifted: bool = True) -> Tuned:
+    return tune(
+        network(),
+        loader(TRAINING),
+        loader(VALIDATION),
+        betas=BETAS,
+        alphas=SOME_ALPHAS,
+        objective=objective,
+        keep_argmax=keep_argmax,
+        shifted=loader(SHIFTED, noise=0.4) if shifted else None,
+    )
+
+
+def held_out() -> tuple[Tensor, Tensor]:
+    parts = loader(VALIDATION) + loader(SHIFTED, noise=0.4)
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def softmax_of_network() -> Tensor:
+    with torch.no_grad():
+        return network()(held_out()[0]).double().softmax(1)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_every_row_is_what_a_predictor_of_its_own_gives(beta: float) -> None:
+    images, labels = held_out()
+    ifc = IFComp(network(), beta, fisher="exact", damping=Relative(0.1)).fit(loader(TRAINING))
+    frame = tuned().frame
+    for alpha, keep_argmax in itertools.product(SOME_ALPHAS, (False, True)):
+        p = ifc.predict_proba(images, alpha, keep_argmax=keep_argmax)
+        row = frame[(frame["beta"] == beta) & (frame["alpha"] == alpha) & (frame["keep_argmax"] == keep_argmax)]
+        assert len(row) == 1
+        assert row["nll"].item() == pytest.approx(log_loss(labels, p, labels=range(10)), rel=1e-6)
+        assert row["accuracy"].item() == accuracy_score(labels, p.argmax(1))
+    assert len(frame) == len(BETAS) * len(SOME_ALPHAS) * 2
+
+
+def test_the_first_row_is_the_model_itself() -> None:
+    _, labels = held_out()
+    assert tuned().frame.loc[0, ["beta", "alpha", "keep_argmax"]].tolist() == [1.0, 0.0, False]
+    assert tuned().base_nll == pytest.approx(log_loss(labels, softmax_of_network(), labels=range(10)), rel=1e-6)
+    assert tuned().base_accuracy == accuracy_score(labels, softmax_of_network().argmax(1))
+
+
+def test_the_smallest_likelihood_is_chosen_and_beats_the_model() -> None:
+    found = tuned()
+    plain = found.frame[~found.frame["keep_argmax"]]
+    assert found.nll == plain["nll"].min()
+    assert found.nll < found.base_nll - 0.01
+    assert (found.predictor.beta, found.predictor.damping) == (found.beta, Relative(0.1))
+    images, labels = held_out()
+    assert log_loss(labels, found.predict_proba(images), labels=range(10)) == pytest.approx(found.nll, rel=1e-6)
+
+
+def test_the_model_itself_is_kept_where_nothing_is_better() -> None:
+    """The only other beta is absurd, and so is the only alpha."""
+    found = tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.001], alphas=[1e9])
+    assert (found.beta, found.alpha, found.chosen) == (1.0, 0.0, 0)
+    assert found.nll == found.base_nll
+    assert found.predictor.beta == 1
+
+
+def test_calibration_error_is_only_taken_with_accuracy_held() -> None:
+    found = tuned("ece")
+    frame = found.frame
+    plain = frame[~frame["keep_argmax"]]
+    assert not plain["allowed"].all()  # some settings do cost accuracy here
+    assert (frame["allowed"] == (~frame["keep_argmax"] & (frame["accuracy"] >= found.base_accuracy))).all()
+    assert frame["ece"][found.chosen] == plain.loc[plain["allowed"], "ece"].min()
+    assert found.base_ece == frame["ece"][0]
+
+
+def test_the_predicted_class_can_be_kept() -> None:
+    found = tuned(keep_argmax=True)
+    kept = found.frame[found.frame["keep_argmax"]]
+    assert (kept["accuracy"] == found.base_accuracy).all()
+    assert found.nll == kept["nll"].min()
+    assert found.keep_argmax
+    assert (found.predict_proba(held_out()[0]).argmax(1) == softmax_of_network().argmax(1)).all()
+
+
+def test_shifted_data_is_added() -> None:
+    _, labels = held_out()
+    count = VALIDATION.stop - VALIDATION.start
+    expected = log_loss(labels[:count], softmax_of_network()[:count], labels=range(10))
+    assert tuned(shifted=False).base_nll == pytest.approx(expected, rel=1e-6)
+    assert tuned().base_nll > 2 * expected
+
+
+def test_batches_do_not_matter() -> None:
+    how: dict[str, Any] = {"betas": BETAS, "alphas": SOME_ALPHAS}
+    other = tune(network(), loader(TRAINING, 77), [*loader(VALIDATION, 33), torch.zeros(0, 64)], **how)
+    pd.testing.assert_frame_equal(other.frame, tuned(shifted=False).frame, rtol=1e-4)
+
+
+def test_there_is_one_fit_for_the_grid_and_one_influence_pass_for_each_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, passes = [], []
+    fit, influence = tuning.fit_together, IFComp.influence
+    monkeypatch.setattr(
+        tuning, "fit_together", lambda many, *args, **how: fits.append(len(many)) or fit(many, *args, **how)
+    )
+    monkeypatch.setattr(IFComp, "influence", lambda *args, **how: passes.append(1) or influence(*args, **how))
+    tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5, 0.7])
+    assert fits == [3]  # 1 is added
+    assert len(passes) == 3 * len(loader(VALIDATION))
+
+
+def test_the_default_grid_is_around_the_fitted_temperature_and_wide() -> None:
+    model = network().train()
+    found = fit_auto(model, loader(TRAINING), loader(SHIFTED, noise=0.4))
+    assert all(module.training for module in model.modules())
+    model.eval()
+    betas = found.frame["beta"].unique()
+    assert 0.1 < found.inverse_temperature < 0.9  # the network is overconfident
+    np.testing.assert_allclose(betas, [1, *(m * found.inverse_temperature for m in BETA_MULTIPLES)], rtol=0.01)
+    assert found.frame["alpha"].unique().tolist() == list(ALPHAS)
+    assert (ALPHAS[0], ALPHAS[1], ALPHAS[-1]) == (0, 1e-6, 100)
+    assert found.nll == found.frame.loc[~found.frame["keep_argmax"], "nll"].min()
+
+
+def test_grids_are_fits_of_their_own() -> None:
+    x = images_and_labels()[0][VALIDATION]
+    for beta, ifc in zip(BETAS, fit_grid(network(), BETAS, loader(TRAINING), damping=0.01), strict=True):
+        alone = IFComp(network(), beta, fisher="exact", damping=0.01).fit(loader(TRAINING))
+        torch.testing.assert_close(ifc.influence(x), alone.influence(x), rtol=1e-5, atol=1e-8)
+
+
+@cache
+def ood_choice() -> OODChoice:
+    return choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), strangers(VALIDATION), [0.01, 1.0])
+
+
+def test_the_beta_with_the_largest_auroc_is_chosen() -> None:
+    found = ood_choice()
+    x = images_and_labels()[0][VALIDATION]
+    expected = {}
+    for beta in (0.01, 1.0):
+        ifc = IFComp(network(), beta, fisher="exact", damping=Relative(1e-4)).fit(loader(TRAINING))
+        scores = torch.cat([ifc.parametric_complexity(x), ifc.parametric_complexity(1 - x)])
+        expected[beta] = roc_auc_score(np.arange(2 * len(x)) >= len(x), scores)
+    assert dict(zip(found.frame["beta"], found.frame["auroc"], strict=True)) == pytest.approx(expected, rel=1e-4)
+    assert found.beta == max(expected, key=lambda beta: expected[beta])
+    assert found.rule == "auroc"
+    assert (found.predictor.beta, found.predictor.damping) == (found.beta, Relative(1e-4))
+    assert found.frame["auroc"].max() > 0.9
+
+
+def test_without_strangers_the_automatic_rule_chooses() -> None:
+    found = choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
+    rule = fit_auto(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
+    assert (found.beta, found.rule, found.predictor.damping) == (rule.beta, "codelength", 0.01)
+    pd.testing.assert_frame_equal(found.frame, rule.frame)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"objective": "accuracy"}, SettingError, "objective"),
+        ({"alphas": [-1.0]}, SettingError, "alphas"),
+        ({"betas": [float("nan")]}, SettingError, "betas"),
+        ({"damping": -1.0}, SettingError, "damping"),
+        ({"fisher": "none"}, SettingError, "fisher"),
+        ({"model": "network"}, ModelError, "nn.Module"),
+        ({"validation": iter([])}, DataError, "iterator"),
+        ({"validation": []}, EmptyDataError, "held-out"),
+        ({"validation": [torch.zeros(2, 64)]}, LabelError, "labels are needed"),
+        ({"validation": [(torch.zeros(2, 64), torch.tensor([0, 10]))]}, LabelError, "label 10"),
+        ({"shifted": (torch.zeros(2, 64), torch.zeros(2))}, DataError, "batches"),
+    ],
+)
+def test_unusable_requests_are_refused_before_anything_is_fitted(
+    how: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(IFComp, "fit")
+    with pytest.raises(error, match=message):
+        tune(**{"model": network(), "train": loader(TRAINING), "validation": loader(VALIDATION), **how})
+
+
+def test_strangers_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(IFComp, "fit")
+    with pytest.raises(DataError, match="iterator"):
+        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), iter([torch.zeros(1, 64)]))
+    with pytest.raises(SettingError, match="at least one"):
+        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), strangers(VALIDATION), [])
