@@ -18,8 +18,8 @@ from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
-#: Entries of one slab of gradients: small enough to stay in a core's cache while it is squared and summed.
-SLAB_ENTRIES = 1 << 19
+#: Entries of one slab of gradients: with as many weights it stays in a core's cache while it is squared and summed.
+SLAB_ENTRIES = 1 << 18
 
 #: Below this many positions a basis is applied to all positions of all examples as one large matrix product.
 _FEW_POSITIONS = 64
@@ -65,7 +65,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     """Choose by counting multiplications, and fill a slab with whole gradients; only one that outgrows it is split."""
     outputs, columns = block.rows, block.columns
     gradient = block.groups * outputs * columns
-    rows = outputs if gradient <= 2 * SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
+    rows = outputs if gradient <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
         outputs_first=rows < outputs or positions <= columns,

@@ -13,6 +13,7 @@ All results are in units of the scaled weights; see `Weights`.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -60,24 +61,27 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
 
 def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor) -> Tensor:
     """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed."""
-    columns = rotated_columns(recording, block, basis).transpose(-1, -2).contiguous()  # [B, G, T, J]
+    columns = rotated_columns(recording, block, basis).permute(1, 0, 3, 2).contiguous()  # [G, B, T, J]
     positions = columns.shape[2]
     left, right = torch.triu_indices(positions, positions, device=columns.device)
-    transposed = weights.transpose(-1, -2)  # [G, J, O]
-    step = max(1, _PAIR_ENTRIES // (block.groups * len(left) * block.columns))
-    products = columns.new_empty(min(step, recording.batch), block.groups, len(left), block.columns)
-    matrix = columns.new_empty(recording.batch, block.groups, block.rows, positions, positions)
+    pair_of = left.new_empty(positions, positions)
+    pair_of[left, right] = pair_of[right, left] = torch.arange(len(left), device=columns.device)
+    step = max(1, min(recording.batch, _PAIR_ENTRIES // (block.groups * len(left) * block.columns)))
+    room = columns.new_empty(block.groups * step * len(left) * block.columns)
+    matrix = columns.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
-        some = columns[first : first + step]
+        some = columns[:, first : first + step]
+        shape = (block.groups, some.shape[1], len(left), block.columns)
+        products = room[: math.prod(shape)].view(shape)
         start = 0
         for t in range(positions):
             stop = start + positions - t
-            torch.mul(some[:, :, t : t + 1], some[:, :, t:], out=products[: len(some), :, start:stop])
+            torch.mul(some[:, :, t : t + 1], some[:, :, t:], out=products[:, :, start:stop])
             start = stop
-        found = (products[: len(some)] @ transposed).transpose(-1, -2)  # [B', G, O, pairs]
-        matrix[first : first + step, :, :, left, right] = found
-        matrix[first : first + step, :, :, right, left] = found
-    return matrix
+        found = products.flatten(1, 2) @ weights.transpose(-1, -2)  # one product for all examples
+        every = found.view(*shape[:3], block.rows).index_select(2, pair_of.flatten())  # [G, B', T^2, O]
+        matrix[first : first + step] = every.permute(1, 0, 3, 2)
+    return matrix.view(*matrix.shape[:3], positions, positions)
 
 
 def pair_forms(pairs: Tensor, rows: Tensor) -> Tensor:
