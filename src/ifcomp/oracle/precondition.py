@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,8 +43,10 @@ def fisher_root(network: Network, points: Points, log_base: Tensor, lam: float) 
     order = (probability * (1 - probability)).flatten().argsort(descending=True, stable=True)
     wanted = torch.zeros_like(probability, dtype=torch.bool)
     wanted.view(-1)[order[:most]] = True
-    rows = torch.stack(_fisher_rows(network, points, theta, wanted))
-    strengths, vectors = torch.linalg.eigh(rows.double() @ rows.double().T)
+    rows = theta.new_empty(int(wanted.sum()), theta.numel())
+    for at, row in enumerate(_fisher_rows(network, points, theta, wanted)):
+        rows[at] = row
+    strengths, vectors = torch.linalg.eigh((rows @ rows.T).double())
     kept = strengths > max(_FLAT * lam, 100 * torch.finfo(theta.dtype).eps * float(strengths.max()))
     axes = (vectors[:, kept].T / strengths[kept].sqrt().unsqueeze(1)).to(theta.dtype) @ rows
     shrink = ((1 + strengths[kept] / lam).rsqrt() - 1).to(theta.dtype)
@@ -68,7 +70,7 @@ def check_preconditioner(preconditioner: Preconditioner, like: Tensor) -> Precon
     return preconditioner
 
 
-def _fisher_rows(network: Network, points: Points, theta: Tensor, wanted: Tensor) -> list[Tensor]:
+def _fisher_rows(network: Network, points: Points, theta: Tensor, wanted: Tensor) -> Iterator[Tensor]:
     """The rows ``a_ik`` where ``wanted`` [n, K] is true: one backward pass each."""
     needed = wanted[wanted.any(1)]
     examples = (
@@ -76,10 +78,8 @@ def _fisher_rows(network: Network, points: Points, theta: Tensor, wanted: Tensor
         for piece in points.pieces(theta.device, wanted.any(1))
         for at in range(piece.size)
     )
-    rows = []
     for example, labels in zip(examples, needed, strict=True):
         log_probability = network.log_probabilities(theta, example)[0]
         for label in labels.nonzero().flatten().tolist():
             weight = log_probability[label].detach().div(2).exp()
-            rows.append(torch.autograd.grad(weight * log_probability[label], theta, retain_graph=True)[0])
-    return rows
+            yield torch.autograd.grad(weight * log_probability[label], theta, retain_graph=True)[0]

@@ -1,0 +1,1 @@
+"""How well influence predicts hindsight models that were really trained."""
