@@ -1,0 +1,84 @@
+"""Light, colour and what software does to images."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+from scipy import ndimage
+from skimage import color
+
+from experiments.corruptions.registry import Images, Streams, corruption
+from experiments.corruptions.sampling import positions, sample
+
+
+@corruption(0.05, 0.10, 0.15, 0.20, 0.30)
+def brightness(images: Images, streams: Streams, amount: float) -> Images:
+    """More light: the value of HSV, or the grey, grows by ``amount``."""
+    if images.shape[3] == 1:
+        return images + amount
+    hsv = color.rgb2hsv(images)
+    hsv[..., 2] = np.clip(hsv[..., 2] + amount, 0, 1)
+    return color.hsv2rgb(hsv)
+
+
+@corruption(0.75, 0.50, 0.40, 0.30, 0.15)
+def contrast(images: Images, streams: Streams, share: float) -> Images:
+    """Only a ``share`` of the distance from each image's mean colour is left."""
+    mean = images.mean((1, 2), keepdims=True)
+    return mean + share * (images - mean)
+
+
+@corruption(1.2, 1.5, 1.9, 2.4, 3.0)
+def saturate(images: Images, streams: Streams, gain: float) -> Images:
+    """Colours too strong: the saturation of HSV times ``gain``; grey images are overexposed by it instead."""
+    if images.shape[3] == 1:
+        return images * gain
+    hsv = color.rgb2hsv(images)
+    hsv[..., 1] = np.clip(hsv[..., 1] * gain, 0, 1)
+    return color.hsv2rgb(hsv)
+
+
+@corruption(80, 65, 58, 50, 40)
+def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
+    """Written as JPEG of that ``quality`` and read again."""
+    coded = np.empty(images.shape, np.float32)
+    for index, pixels in enumerate(np.rint(images * 255).astype(np.uint8)):
+        stream = io.BytesIO()
+        Image.fromarray(pixels.squeeze()).save(stream, "JPEG", quality=quality)
+        coded[index] = np.asarray(Image.open(stream)).reshape(pixels.shape)
+    return coded / 255
+
+
+@corruption(0.9, 0.8, 0.7, 0.6, 0.45)
+def pixelate(images: Images, streams: Streams, share: float) -> Images:
+    """Fewer, larger pixels: a ``share`` of the rows and columns, each the mean of the area that it covers."""
+    height, width = (_coarse(length, int(length * share)) for length in images.shape[1:3])
+    return np.einsum("hr,nrwc,vw->nhvc", height, images, width, optimize=True)
+
+
+def _coarse(length: int, cells: int) -> np.ndarray:
+    """The matrix [length, length] that replaces each pixel by the mean over the cell at its centre."""
+    edges = np.linspace(0, length, cells + 1)
+    pixels = np.arange(length)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    means = np.clip(overlap, 0, None) * cells / length
+    return means[((pixels + 0.5) * cells / length).astype(int)].astype(np.float32)
+
+
+@corruption((0.50, 2.5), (0.70, 2.5), (0.95, 2.4), (1.20, 2.3), (1.50, 2.2))
+def elastic_transform(images: Images, streams: Streams, parameter: tuple[float, float]) -> Images:
+    """Every image stretched like rubber by a smooth random field.
+
+    Args:
+        images: [N, H, W, C].
+        streams: Random numbers.
+        parameter: Standard deviation of the displacement and of its smoothing, in pixels.
+    """
+    strength, smoothness = parameter
+    fields = streams("field").standard_normal((len(images), 2, *images.shape[1:3]), np.float32)
+    fields = ndimage.gaussian_filter(fields, (0, 0, smoothness, smoothness), mode="reflect")
+    fields *= strength / fields.std((1, 2, 3), keepdims=True)
+    rows, columns = positions(images)
+    return sample(images, rows + fields[:, 0], columns + fields[:, 1])
