@@ -2,9 +2,32 @@
 far a prediction can be trusted, which training labels are wrong, and which inputs are unlike anything the model knows.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ifcomp._version import __version__
-from ifcomp.curvature.factors import Factors, Relative
-from ifcomp.predictor import IFComp
-from ifcomp.scores import ScoreTable
+
+if TYPE_CHECKING:
+    from ifcomp.curvature.factors import Factors, Relative
+    from ifcomp.predictor import IFComp
+    from ifcomp.scores import ScoreTable
 
 __all__ = ["Factors", "IFComp", "Relative", "ScoreTable", "__version__"]
+
+#: Where each name lives: imported when it is first used, so that ``ifcomp --help`` does not wait for torch.
+_HOMES = {
+    "Factors": "ifcomp.curvature.factors",
+    "IFComp": "ifcomp.predictor",
+    "Relative": "ifcomp.curvature.factors",
+    "ScoreTable": "ifcomp.scores",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ifcomp' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,11 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
-
-from ifcomp.cli import demo_study, demo_tables
 
 EPILOG = "[bold]Example:[/bold] ifcomp demo --seed 1 --json > demo.json"
 
@@ -25,6 +22,10 @@ def demo(
 
     Trains it on handwritten digits of which 5 % get a wrong label. Needs no arguments and no downloads.
     """
+    import torch
+
+    from ifcomp.cli import demo_study, demo_tables
+
     torch.set_num_threads(1)  # the tensors are so small that threads mostly wait for each other
     with Console(stderr=True).status("Starting") as status:
         result = demo_study.run(seed, lambda step: status.update(f"{step} ..."))

@@ -10,11 +10,13 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from ifcomp._version import __version__
-from ifcomp.cli import demo
+from ifcomp.cli import audit, calibrate, demo, fit, ood, predict, prune, score
 from ifcomp.errors import IfcompError
 
 #: Exit code of a command that was used wrongly or given something that it cannot work with.
 USAGE_ERROR = 2
+#: Exit code of a command that was interrupted from the keyboard, as shells have it.
+INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
@@ -25,8 +27,15 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except IfcompError as error:
-            Console(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), str(error)))
+            _tell("Error: ", str(error))
             raise typer.Exit(USAGE_ERROR) from error
+        except KeyboardInterrupt as interrupt:
+            _tell("Stopped. ", "Files are either complete or as they were before.")
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _tell(title: str, words: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(Text.assemble((title, "bold red"), words))
 
 
 app = typer.Typer(
@@ -59,3 +68,10 @@ def ifcomp(
 # The commands, in the order of the help. A command is a function in a file of its own, and its EPILOG the example that
 # its help ends with.
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=fit.EPILOG)(fit.fit)
+app.command(epilog=score.EPILOG)(score.score)
+app.command(epilog=audit.EPILOG)(audit.audit)
+app.command(epilog=ood.EPILOG)(ood.ood)
+app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)
+app.command(epilog=predict.EPILOG)(predict.predict)
+app.command(epilog=prune.EPILOG)(prune.prune)

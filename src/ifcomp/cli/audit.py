@@ -1,0 +1,130 @@
+"""``ifcomp audit``: which training labels are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from ifcomp.cli import options
+from ifcomp.cli.command import command
+from ifcomp.cli.output import (
+    GATE,
+    TABLE_SUFFIXES,
+    Outcome,
+    check_target,
+    class_name,
+    paragraph,
+    records,
+    table,
+    write_table,
+)
+from ifcomp.errors import SettingError
+
+if TYPE_CHECKING:
+    from ifcomp.sources import Source
+    from ifcomp.tasks.mislabel import LabelAudit
+
+EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --out audit.csv --top 20"
+
+
+@command
+def audit(
+    run: options.Run,
+    model: options.ModelChoice,
+    reading: options.DataChoice,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help=f"The labels to audit, which the model was trained on: {options.DATA_FORM}.",
+            show_default="the training data of the run",
+        ),
+    ] = None,
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="All labels, most suspicious first: .csv or .parquet.")
+    ] = "audit.csv",
+    noise_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share of wrong labels, if known: as many are suspects.", show_default="estimated"
+        ),
+    ] = None,
+    fraction: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of labels to call suspects instead.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, help="Labels to print.")] = 10,
+    max_suspects: Annotated[
+        int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects than this.")
+    ] = None,
+    damping: options.DampingText = None,
+) -> Outcome:
+    """Sort training labels by suspicion and say which are probably wrong.
+
+    Suspicion is the stochastic complexity, error plus parametric complexity, in nats; larger = more suspicious.
+    """
+    from ifcomp.cli.opened import check_labelled, find_run
+    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+
+    check_target(out, TABLE_SUFFIXES)
+    if fraction is not None and noise_rate is not None:
+        raise SettingError("Give --fraction or --noise-rate, not both: each says how many labels are suspects.")
+    chosen_damping = options.damping(damping)
+    opened = find_run(run, model)
+    source = opened.source(data, reading)
+    check_labelled(source)
+    ifc = opened.predictor(source)
+    scores = ifc.score(source.batches(), damping=AUDIT_DAMPING if chosen_damping is None else chosen_damping)
+    found = audit_labels(scores, fraction=fraction, noise_rate=noise_rate)
+    write_table(out, found.frame, found.descriptions, found.settings, source)
+    suspects = len(found.suspects)
+    too_many = max_suspects is not None and suspects > max_suspects
+    names = opened.class_names(source)
+    facts = {
+        "run": run,
+        "data": source.spec,
+        "examples": len(found.frame),
+        "suspects": suspects,
+        "noise_rate": found.noise_rate,
+        "threshold": found.threshold,
+        "settings": dict(found.settings),
+        "class_names": names,
+        "max_suspects": max_suspects,
+        "top": records(found.frame.head(top), source),
+    }
+    return Outcome(
+        facts,
+        _shown(found, source, names, top),
+        {out: f"all {len(found.frame):,} labels, most suspicious first"},
+        {f"ifcomp report {run}": "the same with pictures, to look through in a browser"},
+        GATE if too_many else 0,
+    )
+
+
+def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
+    from ifcomp.tasks.mislabel import AUDIT_BETA
+
+    suspects = len(found.suspects)
+    said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
+    said += f": stochastic complexity of at least {found.threshold:.3g} nats." if suspects else "."
+    if found.settings["noise_rate_estimated"]:
+        said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong."
+    if found.settings["beta"] != AUDIT_BETA:
+        said += f" The run was fitted at beta {found.settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
+    if not suspects:
+        said += " The first of the list are worth a look all the same, above all if the model has memorised its labels."
+    rows = [
+        (
+            row["name"],
+            class_name(row["label"], names),
+            class_name(row["suggested_label"], names),
+            f"{row['label_probability']:.3f}",
+            f"{row['suggested_probability']:.3f}",
+            f"{row['stochastic_complexity']:.2f}",
+        )
+        for row in records(found.frame.head(top), source)
+    ]
+    columns = ("most suspicious", "label", "suggested", "p(label)", "p(suggested)", "nats")
+    return [paragraph(said), table(columns, rows, left=3)] if rows else [paragraph(said)]

@@ -1,0 +1,116 @@
+"""``ifcomp ood``: which inputs are unlike anything the model knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ifcomp.cli import options
+from ifcomp.cli.command import command
+from ifcomp.cli.output import (
+    GATE,
+    TABLE_SUFFIXES,
+    Outcome,
+    check_target,
+    class_name,
+    paragraph,
+    records,
+    table,
+    write_table,
+)
+
+EPILOG = "[bold]Example:[/bold] ifcomp ood run.ifcomp folder:new --reference folder:held-out"
+
+
+@command
+def ood(
+    run: options.Run,
+    data: Annotated[str, typer.Argument(metavar="DATA", help=f"Inputs to check: {options.DATA_FORM}.")],
+    model: options.ModelChoice,
+    reading: options.DataChoice,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="Inputs like the training data, better not trained on, that the threshold is taken from.",
+            show_default="the training data of the run",
+        ),
+    ] = None,
+    tpr: Annotated[float, typer.Option(min=0, max=1, help="Share of the reference to accept.")] = 0.95,
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="All inputs, most surprising first: .csv or .parquet.")
+    ] = "ood.csv",
+    top: Annotated[int, typer.Option(min=0, help="Inputs to print.")] = 10,
+    max_flagged: Annotated[
+        int | None, typer.Option(min=0, help=f"Exit with {GATE} if more inputs than this are flagged.")
+    ] = None,
+    probes: options.Probes = None,
+    damping: options.DampingText = None,
+) -> Outcome:
+    """Flag inputs that are unlike the training data.
+
+    The score is the parametric complexity in nats; larger = more surprising. Labels of the inputs are not used.
+    """
+    from ifcomp.cli.opened import find_run
+    from ifcomp.scores import DESCRIPTIONS
+    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, flag_ood, ood_metrics, ood_threshold
+
+    check_target(out, TABLE_SUFFIXES)
+    ood_threshold([0.0], tpr)
+    chosen = options.damping(damping)
+    opened = find_run(run, model)
+    source = opened.source(data, reading, labelled=False)
+    familiar = opened.source(reference, reading, beside=True).unlabelled()
+    ifc = opened.predictor(source, familiar)
+    usual, given = (
+        ifc.score(part.batches(), probes=probes, damping=OOD_DAMPING if chosen is None else chosen)
+        for part in (familiar, source)
+    )
+    threshold = ood_threshold(usual.column(OOD_COLUMN), tpr)
+    found = flag_ood(given, threshold)
+    descriptions = DESCRIPTIONS | {"is_ood": "whether the parametric complexity is above the threshold"}
+    settings = {**given.settings, "threshold": threshold, "tpr": tpr, "reference": familiar.spec}
+    write_table(out, found, descriptions, settings, source)
+    flagged = int(found["is_ood"].sum())
+    metrics = ood_metrics(usual.column(OOD_COLUMN), given.column(OOD_COLUMN))
+    facts = {
+        "run": run,
+        "data": source.spec,
+        "reference": familiar.spec,
+        "examples": len(found),
+        "flagged": flagged,
+        "threshold": threshold,
+        "tpr": tpr,
+        "separation": asdict(metrics),
+        "settings": settings,
+        "max_flagged": max_flagged,
+        "top": records(found.head(top), source),
+    }
+    said = (
+        f"{flagged:,} of {len(found):,} inputs of {source.spec} are flagged: parametric complexity above "
+        f"{threshold:.3g} nats, which {100 * tpr:g} % of {familiar.spec} do not exceed. AUROC between the two: "
+        f"{metrics.auroc:.3f}; 0.5 = alike, 1 = all inputs more surprising."
+    )
+    if opened.is_training_data(reference):
+        said += " The training data looks more familiar than anything new: better take held-out data as --reference."
+    names = opened.class_names(source)
+    columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
+    rows = [
+        (
+            row["name"],
+            class_name(row["prediction"], names),
+            f"{row['confidence']:.3f}",
+            f"{row['parametric_complexity']:.2f}",
+            f"{row['surprise']:.1f}",
+        )
+        for row in records(found.head(top), source)
+    ]
+    return Outcome(
+        facts,
+        [paragraph(said), table(columns, rows, left=2)] if rows else [paragraph(said)],
+        {out: f"all {len(found):,} inputs, most surprising first"},
+        {},
+        GATE if max_flagged is not None and flagged > max_flagged else 0,
+    )

@@ -1,0 +1,160 @@
+"""Folders of images: one subfolder a class, or images without labels."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from ifcomp.errors import DataError, EmptyDataError
+from ifcomp.progress import track
+from ifcomp.sources.arrays import channel_shift
+from ifcomp.sources.source import Batches, Preview, Source, SourceOptions
+
+#: Formats that Pillow decodes itself; others may start programs.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+
+#: Pixels with 8 bits a channel, which is what networks are fed with.
+MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
+
+#: Longer side of a preview in pixels.
+PREVIEW_SIZE = 128
+
+
+def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[str] | None = None) -> Source:
+    """Images in class subfolders, in the order of their paths; without subfolders, images without labels.
+
+    Pixels are scaled to 0 ... 1, [N, 3, H, W], or [N, 1, H, W] with ``grey``.
+
+    Args:
+        spec: What was typed.
+        path: The folder.
+        options: Size, channels and normalisation.
+        class_names: Names of the classes 0 ... K-1 where they are known; else the sorted names of the subfolders.
+
+    Raises:
+        DataError: If links lead out of the folder, or an image cannot be used; the message says which.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise DataError(f"There is no folder '{path}'." if not root.exists() else f"'{path}' is a file, not a folder.")
+    found = _images(root)
+    subfolders = sorted({name.split("/")[0] for name in found if "/" in name})
+    if subfolders and len(found) != sum("/" in name for name in found):
+        loose = next(name for name in found if "/" not in name)
+        raise DataError(f"'{path}' has class subfolders, but '{loose}' is in none of them. Move it into one.")
+    names = _class_names(path, subfolders, class_names) if subfolders else None
+    labels = None if names is None else torch.tensor([names.index(name.split("/")[0]) for name in found])
+    size = _common_size(root, found, options)
+    shift = channel_shift(options, (1 if options.grey else 3, *size), spec)
+
+    def fetch(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        pixels = np.stack([_pixels(root / name, options) for name in found[start:stop]])
+        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+        return shift(x), None if labels is None else labels[start:stop]
+
+    def previews(indices: Sequence[int]) -> list[Preview]:
+        return [Preview("image", _thumbnail(root / found[index]), found[index]) for index in indices]
+
+    batches = Batches(fetch, len(found), options.examples_at_once)
+    return Source(spec, batches, previews, labels, names, tuple(found))
+
+
+def _images(root: Path) -> list[str]:
+    """Paths of the images within the folder, sorted, with slashes; hidden files and folders are left out."""
+    home = root.resolve()
+    found = []
+    for where, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            if (Path(where) / name).is_symlink():
+                raise DataError(f"'{Path(where) / name}' is a link to a folder. Links to folders are not followed.")
+        for name in files:
+            file = Path(where) / name
+            if name.startswith(".") or file.suffix.lower() not in SUFFIXES:
+                continue
+            if file.is_symlink() and not file.resolve().is_relative_to(home):
+                raise DataError(f"'{file}' is a link that leads out of '{root}'. Copy the image into the folder.")
+            found.append(file.relative_to(root).as_posix())
+    if not found:
+        raise EmptyDataError(f"There are no images in '{root}': expected files such as {root / 'class-a' / '1.png'}.")
+    return sorted(found, key=lambda name: name.split("/"))
+
+
+def _class_names(path: str, subfolders: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
+    unknown = sorted(set(subfolders) - set(known or subfolders))
+    if unknown:
+        raise DataError(
+            f"'{path}' has subfolders that are no classes of the fit: {', '.join(unknown)}. "
+            f"Its classes are {', '.join(known or ())}."
+        )
+    return tuple(known or subfolders)
+
+
+def _common_size(root: Path, names: Sequence[str], options: SourceOptions) -> tuple[int, int]:
+    """Height and width of all images, after a look at the head of every file."""
+    sizes: dict[tuple[int, int], str] = {}
+    for name in track(names, "looking at images") if len(names) > 5000 else names:
+        with _opened(root / name) as image:
+            sizes.setdefault((image.height, image.width), name)
+    if options.image_size is not None:
+        return options.image_size, options.image_size
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise DataError(
+            f"Images in '{root}' have different sizes: '{first}' has {one[1]}x{one[0]} pixels, "
+            f"'{second}' {other[1]}x{other[0]}. Give --image-size."
+        )
+    return next(iter(sizes))
+
+
+def _opened(path: Path) -> Image.Image:
+    """An image of which only the head is read, if it is of a kind and size that can be used."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image: Image.Image = Image.open(path, formats=FORMATS)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"'{path}' is refused: it would take far too much memory ({error}).") from error
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"Cannot read '{path}' as an image ({error}). Formats are {', '.join(FORMATS)}.") from error
+    if image.mode not in MODES:
+        image.close()
+        raise DataError(
+            f"'{path}' has pixels of mode '{image.mode}', but 8 bits a channel are needed. Convert it, or load the "
+            "data with a function of your own: package.module:factory."
+        )
+    return image
+
+
+def _decoded(path: Path, mode: str) -> Image.Image:
+    with _opened(path) as image:
+        try:
+            if "transparency" in image.info:
+                return image.convert("RGBA").convert(mode)
+            return image.convert(mode)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"Cannot decode '{path}' ({error}). Is the file damaged?") from error
+
+
+def _pixels(path: Path, options: SourceOptions) -> NDArray[np.uint8]:
+    """[H, W, C]."""
+    image = _decoded(path, "L" if options.grey else "RGB")
+    if options.image_size is not None:
+        image = image.resize((options.image_size, options.image_size), Image.Resampling.BILINEAR)
+    pixels = np.array(image)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _thumbnail(path: Path) -> Image.Image:
+    image = _decoded(path, "RGB")
+    image.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE))
+    return image

@@ -1,0 +1,130 @@
+"""Weights are read, never unpickled, and everything that does not fit is listed."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from torch import Tensor, nn
+
+from ifcomp.cli.models import load_model, read_weights, try_model
+from ifcomp.errors import LogitsError, ModelError, SettingError
+from ifcomp.sources.source import Batches, Source
+
+STATE = {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}
+
+
+class Linear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+READY = nn.Linear(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(weights: str | None, name: str = "Linear") -> nn.Module:
+    return load_model(f"{__name__}:{name}", weights, "cpu")
+
+
+def test_both_formats_and_training_scripts_checkpoints() -> None:
+    save_file(STATE, "a.safetensors")
+    torch.save(STATE, "a.pt")
+    torch.save({"epoch": 3, "state_dict": STATE, "optimizer": {"lr": 0.1}}, "checkpoint.pt")
+    torch.save({"model_state_dict": STATE}, "other.pt")
+    for name in ("a.safetensors", "a.pt", "checkpoint.pt", "other.pt"):
+        model = load(name)
+        assert torch.equal(model.get_parameter("weight"), STATE["weight"])
+        assert not model.training
+
+
+def test_a_module_that_is_already_made() -> None:
+    assert load(None, "READY") is READY
+
+
+def test_tied_weights_as_safetensors_keeps_them() -> None:
+    tied = Tied()
+    save_model(tied, "tied.safetensors")
+    assert len(read_weights("tied.safetensors")) == 3
+    assert torch.equal(load("tied.safetensors", "Tied").get_parameter("one.weight"), tied.one.weight)
+
+
+def test_what_does_not_fit_is_listed() -> None:
+    save_file({"weight": torch.ones(4, 2), "bia": torch.zeros(3)}, "a.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load("a.safetensors")
+    assert str(caught.value).splitlines()[1:] == [
+        "  missing: bias",
+        "  unexpected: bia",
+        "  of another shape: weight [4, 2] instead of [3, 2]",
+    ]
+    save_file({**STATE, **{f"extra.{number}": torch.ones(1) for number in range(12)}}, "b.safetensors")
+    with pytest.raises(ModelError, match=r"unexpected: extra.0, .* and 4 more"):
+        load("b.safetensors")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("exploded"),)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", ["bomb.pt", "bomb.pkl", "bomb.safetensors"])
+def test_nothing_is_unpickled(name: str) -> None:
+    torch.save({"weight": Bomb()}, "bomb.pt")
+    Path("bomb.pkl").write_bytes(pickle.dumps(Bomb()))
+    Path("bomb.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ModelError, match="unpickling are refused"):
+        load(name)
+    assert not Path("exploded").exists()
+
+
+def test_whole_models_are_refused() -> None:
+    torch.save(nn.Linear(2, 3), "whole.pt")
+    with pytest.raises(ModelError, match=r"torch.save\(model.state_dict\(\), file\)"):
+        load("whole.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{", b"PK\x03\x04 cut off"])
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_damaged_files(name: str, content: bytes) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(ModelError, match=f"Cannot read tensors from '{name}'"):
+        load(name)
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3}, [1, 2], {"state_dict": {"a": 3}}])
+def test_files_without_tensors(content: object) -> None:
+    torch.save(content, "a.pt")
+    with pytest.raises(ModelError, match="must hold tensors by name"):
+        load("a.pt")
+
+
+def test_devices_that_are_not_there() -> None:
+    for device in ("nowhere", "cuda:99"):
+        with pytest.raises(SettingError, match="--device"):
+            load_model(f"{__name__}:Linear", None, device)
+
+
+def source_of(x: Tensor, labels: Tensor | None = None) -> Source:
+    return Source("data", Batches(lambda a, b: (x[a:b], None), len(x), 4), lambda indices: [], labels)
+
+
+def test_the_trial_run_gives_the_number_of_classes() -> None:
+    assert try_model(Linear(), source_of(torch.ones(5, 2)), "model") == 3
+    with pytest.raises(LogitsError, match="logits must have shape"):
+        try_model(nn.Flatten(0), source_of(torch.ones(5, 2)), "model")
