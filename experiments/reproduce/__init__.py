@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.reproduce import ood, publish, record
+from experiments.reproduce import components, mislabel, ood, pruning, publish, record
 from experiments.reproduce.study import Study
 from ifcomp.errors import SettingError
 
 #: Every study by its name, in the order of the page of claims.
-STUDIES: dict[str, Study] = {study.name: study for study in (ood.STUDY,)}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (ood.STUDY, mislabel.STUDY, components.STUDY, pruning.STUDY)
+}
 
 #: Where results go unless said otherwise.
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -62,7 +63,7 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         results, steps = {**record.results, name: found}, {**record.steps, name: done}
         record = Record(study.name, preset, plain, results, steps, runs)
         with written_atomically(folder / FILE) as scratch:
-            scratch.write_text(json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1) + "\n")
+            scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
     return record
 
 
@@ -92,6 +93,12 @@ def check_data(needed: Any) -> None:
             missing.append(str(error))
     if missing:
         raise MissingDataError("\n".join(missing))
+
+
+def _as_text(content: Any) -> str:
+    """Indented JSON in which lists of numbers and words take one line."""
+    text = json.dumps(content, indent=1)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
 
 
 def _circumstances(study: str, preset: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def make_study(calls: list[str], needs: tuple[tuple[str, str], ...] = (), broken
         calls.append("second")
         if broken:
             raise RuntimeError("killed")
-        return {"product": 3 * results["first"]}
+        return {"product": 3 * results["first"], "list": [1, 2, [3, 4], {"a": ["x [1,\n 2]"]}]}
 
     def draw(record: Record, figure: Figure) -> None:
         figure.add_subplot().plot([0, record.results["second"]["product"]])
@@ -60,7 +60,9 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert read(tmp_path).results == {"first": 7}
     record = run(make_study(calls), "digits", tmp_path)
     assert calls == ["first", "second", "second"]
-    assert record.results == {"first": 7, "second": {"product": 21}}
+    assert record.results["first"] == 7
+    assert record.results["second"] == {"product": 21, "list": [1, 2, [3, 4], {"a": ["x [1,\n 2]"]}]}
+    assert "[ 3, 4 ]" in (tmp_path / FILE).read_text()
     assert [record.steps[name]["run"] for name in ("first", "second")] == [0, 1]
     assert run(make_study(calls), "digits", tmp_path) == read(tmp_path)
     assert len(calls) == 3
