@@ -113,7 +113,7 @@ def _mnist_jobs() -> dict[str, Job]:
 
 #: Jobs by name, in the order in which they are trained.
 PRESETS: Mapping[str, Mapping[str, Job]] = {
-    "digits": {"digits": Job("lenet", _digits, MNIST, replace(QUICK, epochs=12, batch_size=20))},
+    "digits": {"digits": Job("lenet", _digits, MNIST, replace(QUICK, epochs=10, rate=0.02, batch_size=20))},
     "mnist": _mnist_jobs(),
 }
 

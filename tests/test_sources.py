@@ -434,6 +434,12 @@ def test_shuffled_loaders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         open_source(f"{__name__}:loader")
 
 
+def test_home_is_found(monkeypatch: pytest.MonkeyPatch, in_scratch_folder: Path) -> None:
+    monkeypatch.setenv("HOME", str(in_scratch_folder))
+    np.savez("a.npz", x=np.ones((2, 3)))
+    assert open_source("npz:~/a.npz").spec == "npz:~/a.npz"
+
+
 # Names -------------------------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ class Batch:
         size: B.
         where: What to call the batch in messages.
         first: Position of the first example in the batch that the user gave.
+        start: How many examples came before that batch.
     """
 
     args: tuple[Any, ...]
@@ -35,6 +36,12 @@ class Batch:
     size: int
     where: str = "batch 0"
     first: int = 0
+    start: int = 0
+
+    @property
+    def position(self) -> int:
+        """Position of the first example in the data."""
+        return self.start + self.first
 
     def tensors(self) -> Iterator[Tensor]:
         """All input tensors."""
@@ -117,8 +124,12 @@ def as_batch(item: Any, labels: Any = None, where: str = "batch 0") -> Batch:
 
 def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
     """The batches of a loader that have examples."""
-    batches = (as_batch(item, where=f"batch {number}") for number, item in enumerate(data))
-    return (batch for batch in batches if batch.size)
+    start = 0
+    for number, item in enumerate(data):
+        batch = as_batch(item, where=f"batch {number}")
+        if batch.size:
+            yield replace(batch, start=start)
+            start += batch.size
 
 
 def check_data(data: Any) -> None:

@@ -6,9 +6,22 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from ifcomp.errors import StorageError
+
+_discarding: ContextVar[bool] = ContextVar("discarding", default=False)
+
+
+@contextmanager
+def discarding_writes() -> Iterator[None]:
+    """Nothing is written within: for processes that do the same as another one, which writes."""
+    token = _discarding.set(True)
+    try:
+        yield
+    finally:
+        _discarding.reset(token)
 
 
 @contextmanager
@@ -31,6 +44,8 @@ def written_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
     scratch = Path(name)
     try:
         yield scratch
+        if _discarding.get():
+            return
         with scratch.open("rb+") as stream:
             os.fsync(stream.fileno())
         umask = os.umask(0)

@@ -18,6 +18,7 @@ from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbases
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.passes import factor_shapes, fit_covariances, fit_second_moments
+from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
@@ -234,12 +235,13 @@ class IFComp:
         """
         options = ScoreOptions(seen, alpha, linearized, probes)
         check_data(data)
+        progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         evaluation = self._evaluation(first, damping)
-        frame = score_frame(evaluation, itertools.chain([first], batches), options)
+        frame = gather_rows(score_frame(evaluation, own_slices(itertools.chain([first], batches)), options))
         settings = {
             **asdict(options),
             "beta": self.beta,
@@ -437,15 +439,16 @@ def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress:
         )
     check_data(data)
     settings = [predictor.settings for predictor in predictors]
+    progress = progress if ranks().rank == 0 else False
     with torch.inference_mode(False):
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
         session = Session(lead.model, lead._selection, first)
-        covariances = fit_covariances(session, itertools.chain([first], batches), settings)
+        covariances = fit_covariances(session, own_slices(itertools.chain([first], batches)), settings)
         again = as_batches(track(data, "pass 2 of 2: second moments", progress))
-        fits = fit_second_moments(session, again, settings, eigenbases(covariances))
+        fits = fit_second_moments(session, own_slices(again), settings, eigenbases(covariances))
     if fits[0].count != covariances[0].count:
         raise LengthChangedError(
             f"The first pass saw {covariances[0].count} examples, the second {fits[0].count}. The data must give the "

@@ -11,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 T = TypeVar("T")
 
+#: Seconds over which the speed is averaged: a single batch of a large model may take minutes.
+SPEED_PERIOD = 3600.0
+
 
 def track(items: Iterable[T], description: str, show: bool | None = None) -> Iterator[T]:
     """Yield the items and show how far we are.
@@ -32,7 +35,7 @@ def track(items: Iterable[T], description: str, show: bool | None = None) -> Ite
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=SPEED_PERIOD) as progress:
         task = progress.add_task(description, total=total)
         for item in items:
             yield item

@@ -98,14 +98,13 @@ def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: Score
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
             if piece.batch.labels is not None:
                 columns |= _label_columns(piece, columns["parametric_complexity"], influence, evaluation, options)
-            parts.append({name: value.detach().cpu() for name, value in columns.items()})
+            index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
+            parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     if not parts:
         return pd.DataFrame()
     if any(part.keys() != parts[0].keys() for part in parts):
         raise DataError("Some batches have labels and others have none. Give labels for all or for none.")
-    frame = pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
-    frame.insert(0, "index", range(len(frame)))
-    return frame
+    return pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
 
 
 def _input_columns(

@@ -125,7 +125,7 @@ def test_words(run: Workshop) -> None:
         (["calibrate", "run.ifcomp", "npz:valid.npz", "--betas", "-1"], "betas"),
         (["calibrate", "run.ifcomp", "npz:valid.npz", "--betas", "x"], "--betas takes numbers"),
         (["calibrate", "run.ifcomp"], "DATA"),
-        (["predict", "run.ifcomp", "npz:valid.npz"], "'run.ifcomp' is not calibrated, so give --alpha"),
+        (["predict", "run.ifcomp", "npz:valid.npz"], "'run.ifcomp' is not calibrated. Use the run that"),
         (["predict", "run.ifcomp", "npz:valid.npz", "--alpha", "inf"], "alpha must be a finite number"),
         (["predict", "run.ifcomp", "npz:strange.npz", "--alpha", "1"], "label 99"),
         (["predict", "run.ifcomp", "npz:valid.npz", "--alpha", "1", "--out", "p.txt"], "must end in .csv or .parquet"),

@@ -242,7 +242,7 @@ def test_log_ticks_are_few_and_round() -> None:
     assert log_ticks(-0.02, 0.75) == [1, 2, 3, 4, 5]
     assert log_ticks(-1.5, 0.4) == [0.05, 0.1, 0.2, 0.5, 1, 2]
     assert log_ticks(-3.2, 1.1) == [0.001, 0.01, 0.1, 1, 10]
-    assert 3 <= len(log_ticks(-30, 3)) <= 7
+    assert 4 <= len(log_ticks(-30, 3)) <= 9
 
 
 # Payload -----------------------------------------------------------------------------------------------------------
@@ -297,6 +297,16 @@ def test_equal_previews_are_stored_once_and_explanations_find_theirs() -> None:
     )
     assert [preview["content"] for preview in payload["previews"]] == ["same", "own"]
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
+
+
+def test_an_image_is_encoded_once_however_often_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+    monkeypatch.setattr("ifcomp.report.payload.thumbnail", lambda source: f"{encoded.append(source)}")
+    audit = make_audit(10)
+    previews = {index: Preview("image", np.full((2, 2), index)) for index in range(10)}
+    everyone = [(index, 1.0, 0) for index in range(10)]
+    _payload(audit, previews=previews, explanations=dict.fromkeys(range(10), everyone))
+    assert len(encoded) == 10
 
 
 def test_long_texts_and_rows_are_cut() -> None:

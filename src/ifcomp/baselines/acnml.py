@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from ifcomp.baselines.ekfac import EkfacCovariance
-from ifcomp.baselines.interface import by_example, check_count, checked_batch, example_logits
+from ifcomp.baselines.interface import Inputs, by_example, check_count, checked_batch, count_classes, example_logits
 from ifcomp.baselines.swag import WeightMoments
-from ifcomp.batches import Batch, run_model
+from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Damping, Factors, check_damping, check_number
 from ifcomp.errors import ModelError, NonFiniteError, SettingError
 from ifcomp.layers.capture import evaluating
@@ -155,32 +155,31 @@ class Acnml:
         size = sum(value.numel() * value.element_size() for value in base.values())
         chunk = max(1, min(_MOST_PAIRS, CHUNK_BYTES // (_COPIES * max(size, 1))))
         with evaluating(self.model), torch.inference_mode(False), torch.no_grad():
-            classes = run_model(self.model, batch.select(slice(0, 1))).shape[1]
-            pairs = torch.arange(batch.size * classes, device=next(iter(base.values())).device)
-            parts = [
-                self._fit(batch.select(some // classes), some % classes, classes, base) for some in pairs.split(chunk)
-            ]
+            classes = count_classes(self.model, batch)
+            pairs = torch.arange(batch.size * classes)
+            parts = [self._fit(batch, some, classes, base) for some in pairs.split(chunk)]
         found = torch.cat(parts).view(batch.size, classes)
-        if not found.isfinite().all():
+        wrong = ~found.isfinite().all(1) | (found.sum(1) == 0)
+        if wrong.any():
             raise NonFiniteError(
-                f"{batch.where}: fitting the labels of {batch.example((~found.isfinite()).any(1))} diverges. "
+                f"{batch.where}: fitting the labels of {batch.example(wrong)} diverges. "
                 "Use a smaller scale, more damping or less relaxation."
             )
         return found
 
-    def _fit(self, batch: Batch, labels: Tensor, classes: int, base: Mapping[str, Tensor]) -> Tensor:
-        """Probability of one label an example, [B], with the weights fitted to it."""
-        targets = torch.nn.functional.one_hot(labels, classes)
+    def _fit(self, batch: Batch, pairs: Tensor, classes: int, base: Mapping[str, Tensor]) -> Tensor:
+        """Probability of the label of every pair ``example * K + label``, [N], with the weights fitted to it."""
+        targets = torch.nn.functional.one_hot(pairs % classes, classes).to(next(iter(base.values())).device)
 
-        def codelength(weights: Mapping[str, Tensor], inputs: tuple[Any, Any], target: Tensor) -> Tensor:
+        def codelength(weights: Mapping[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
             logits = example_logits(self.model, weights, inputs)
             return -(target * torch.log_softmax(logits, 0)).sum()
 
-        def hindsight(inputs: tuple[Any, Any], target: Tensor) -> Tensor:
+        def hindsight(inputs: Inputs, target: Tensor) -> Tensor:
             weights = dict(base)
             for _ in range(self.steps):
                 step = self.covariance.times(grad(codelength)(weights, inputs, target))
                 weights = {n: torch.lerp(weights[n], base[n] - step[n], self.relaxation) for n in base}
             return (target * torch.softmax(example_logits(self.model, weights, inputs).double(), 0)).sum()
 
-        return by_example(hindsight, batch, targets)
+        return by_example(hindsight, batch, pairs // classes, targets)

@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ifcomp.baselines.interface import by_example, check_count, checked_batch, derived_seed, example_logits
-from ifcomp.batches import Batch, run_model
+from ifcomp.baselines.interface import (
+    Inputs,
+    by_example,
+    check_count,
+    checked_batch,
+    count_classes,
+    derived_seed,
+    example_logits,
+)
+from ifcomp.batches import Batch
 from ifcomp.errors import ModelError
 from ifcomp.layers.capture import evaluating
 
@@ -47,16 +55,16 @@ class MonteCarloDropout:
         """Mean probabilities [B, K]. Cost: m forward passes."""
         batch = checked_batch(self.model, x)
         with _dropping(self.model), torch.no_grad(), torch.random.fork_rng():
-            run_model(self.model, batch.select(slice(0, 1)))
+            count_classes(self.model, batch)
             samples = [self._sample(batch, derived_seed(self.seed, index)) for index in range(self.samples)]
         return torch.stack(samples).mean(0)
 
     def _sample(self, batch: Batch, seed: int) -> Tensor:
-        def probabilities(inputs: tuple[Any, Any]) -> Tensor:
+        def probabilities(inputs: Inputs) -> Tensor:
             torch.manual_seed(seed)
             return torch.softmax(example_logits(self.model, {}, inputs).double(), 0)
 
-        return by_example(probabilities, batch, randomness="same")
+        return by_example(probabilities, batch, torch.arange(batch.size), randomness="same")
 
 
 def _dropouts(model: nn.Module) -> list[_DropoutNd]:

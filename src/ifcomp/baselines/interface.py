@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ifcomp.batches import Batch, as_batch, check_inputs, run_model
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.layers.capture import evaluating
+
+#: Positional and keyword inputs of a model.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Predictive(Protocol):
@@ -40,8 +44,8 @@ class Cost:
 
     Attributes:
         needs: Beyond one trained model: other models, checkpoints, data, passes over the data before the first use.
-        forward_passes: For one prediction, in forward passes an example; a backward pass counts 2. K labels, m samples
-            or members, s steps.
+        forward_passes: For one prediction, in forward passes an example, a backward pass counting 2: what the network
+            itself takes, without products with curvature. K labels, m samples or members, s steps.
     """
 
     needs: str
@@ -54,8 +58,8 @@ COSTS: Mapping[str, Cost] = {
     "MonteCarloDropout": Cost("a model that was trained with dropout", "m"),
     "DeepEnsemble": Cost("m trained models", "m"),
     "Swag": Cost("checkpoints; m passes over the training data where there is BatchNorm", "m"),
-    "Acnml with a SwagPosterior": Cost("checkpoints; one pass over the training data for BatchNorm", "K (3 s + 1)"),
-    "Acnml with an EkfacPosterior": Cost("two passes over the training data", "K (3 s + 1)"),
+    "Acnml.from_swag": Cost("checkpoints; a pass over the training data where there is BatchNorm", "K (3 s + 1)"),
+    "Acnml.from_ekfac": Cost("two passes over the training data", "K (3 s + 1), and s K products with the curvature"),
     "LastLayerLaplace": Cost("training labels; one pass over the training data; laplace-torch", "1"),
     "LinearizedLaplace": Cost("two passes over the training data", "2 + 2 K"),
 }
@@ -77,7 +81,17 @@ def model_logits(model: nn.Module, x: Any) -> Tensor:
         return run_model(model, batch).double()
 
 
-def example_logits(model: nn.Module, tensors: Mapping[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:
+def count_classes(model: nn.Module, batch: Batch) -> int:
+    """K, from one example; raises if the output is not logits."""
+    return run_model(model, copied(batch.select(slice(0, 1)))).shape[1]
+
+
+def copied(batch: Batch) -> Batch:
+    """The batch with inputs of its own, for models that work on them in place."""
+    return batch.to(next(batch.tensors()).device)
+
+
+def example_logits(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
     """Logits [K] of one example with other parameters or buffers, as a function for ``torch.func``.
 
     Args:
@@ -85,26 +99,33 @@ def example_logits(model: nn.Module, tensors: Mapping[str, Tensor], inputs: tupl
         tensors: Replaced parameters and buffers by name.
         inputs: Positional and keyword inputs with a batch axis of 1, as `by_example` gives them.
     """
-    output = functional_call(model, dict(tensors), inputs[0], inputs[1])
+    args, kwargs = inputs
+    own_args = tuple(value.clone() if isinstance(value, Tensor) else value for value in args)
+    own_kwargs = {key: value.clone() if isinstance(value, Tensor) else value for key, value in kwargs.items()}
+    output = functional_call(model, dict(tensors), own_args, own_kwargs)
     logits: Tensor = (output if isinstance(output, Tensor) else output.logits)[0]
     return logits
 
 
 def by_example(
-    function: Callable[..., Tensor], batch: Batch, *own: Tensor, randomness: Literal["error", "same"] = "error"
+    function: Callable[..., Tensor],
+    batch: Batch,
+    index: Tensor,
+    *own: Tensor,
+    randomness: Literal["error", "same"] = "error",
 ) -> Tensor:
-    """``function((args, kwargs), *own)`` of every example alone, stacked: with ``vmap`` where the model allows it.
+    """``function((args, kwargs), *own)`` of some examples, each alone, stacked; with ``vmap`` where the model can.
 
     Args:
         function: Of one example, whose inputs have a batch axis of 1, and of its part of ``own``.
-        batch: B examples.
-        own: Tensors [B, ...] of which each example gets its row.
+        batch: The examples.
+        index: Which of them, [N].
+        own: Tensors [N, ...] of which each gets its row.
         randomness: "same" gives every example the same random numbers.
     """
-    examples = list(batch.split(1))
-    if len(examples) > 1:
-        args, arg_axes = _alone(dict(enumerate(batch.args)), batch.size)
-        kwargs, kwarg_axes = _alone(batch.kwargs, batch.size)
+    if len(index) > 1:
+        args, arg_axes = _alone(dict(enumerate(batch.args)), batch.size, index)
+        kwargs, kwarg_axes = _alone(batch.kwargs, batch.size, index)
         axes = ((tuple(arg_axes.values()), kwarg_axes), *(0 for _ in own))
         try:
             with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
@@ -112,17 +133,18 @@ def by_example(
                 return vmap(function, axes, randomness=randomness)((tuple(args.values()), kwargs), *own)
         except (RuntimeError, NotImplementedError):  # control flow that depends on data, recurrent layers
             pass
-    rows = zip(examples, *own, strict=True) if own else ((example,) for example in examples)
-    return torch.stack([function((example.args, example.kwargs), *rest) for example, *rest in rows])
+    examples = [batch.select(slice(position, position + 1)) for position in index.tolist()]
+    rows = zip(*own, strict=True) if own else itertools.repeat((), len(examples))
+    return torch.stack([function((one.args, one.kwargs), *row) for one, row in zip(examples, rows, strict=True)])
 
 
-def _alone(values: Mapping[Any, Any], size: int) -> tuple[dict[Any, Any], dict[Any, int | None]]:
-    """Inputs with an axis of 1 after the batch axis, and the axis that ``vmap`` takes; others stay as they are."""
+def _alone(values: Mapping[Any, Any], size: int, index: Tensor) -> tuple[dict[Any, Any], dict[Any, int | None]]:
+    """Chosen inputs with an axis of 1 after the batch axis, and the axis for ``vmap``; others stay as they are."""
     axes = {
         key: 0 if isinstance(value, Tensor) and value.dim() and len(value) == size else None
         for key, value in values.items()
     }
-    return {key: value if axes[key] is None else value.unsqueeze(1) for key, value in values.items()}, axes
+    return {key: value if axes[key] is None else value[index].unsqueeze(1) for key, value in values.items()}, axes
 
 
 def derived_seed(seed: int, index: int) -> int:

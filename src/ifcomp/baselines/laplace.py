@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ifcomp.baselines.interface import checked_batch, model_logits
-from ifcomp.batches import LABEL_KEY, Batch, as_batches, check_data, check_inputs, check_labels
+from ifcomp.batches import LABEL_KEY, Batch, as_batch, as_batches, check_data, check_inputs, check_labels, run_model
 from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, ModelError, SettingError
 
 
@@ -97,12 +97,7 @@ class _Logits(nn.Module):
         self.model = model
 
     def forward(self, x: Any) -> Tensor:
-        if isinstance(x, Mapping):
-            output = self.model(**{key: value for key, value in x.items() if key != LABEL_KEY})
-        else:
-            output = self.model(x)
-        logits: Tensor = output if isinstance(output, Tensor) else output.logits
-        return logits
+        return run_model(self.model, as_batch(x))
 
 
 def _inputs(batch: Batch) -> Any:

@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from ifcomp.baselines.interface import check_count, checked_batch, derived_seed
+from ifcomp.baselines.interface import check_count, checked_batch, copied, derived_seed
 from ifcomp.batches import Batch, as_batches, check_data, run_model
 from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
 from ifcomp.files import written_atomically
@@ -36,6 +36,7 @@ from ifcomp.layers.capture import evaluating
 from ifcomp.progress import track
 
 _KEY = "ifcomp.swag"
+_PARTS = ("mean/", "variance/")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +94,8 @@ class WeightMoments:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one safetensors file, atomically."""
-        tensors = {f"mean/{name}": value.contiguous() for name, value in self.mean.items()}
-        tensors |= {f"variance/{name}": value.contiguous() for name, value in self.variance.items()}
+        moments = zip(_PARTS, (self.mean, self.variance), strict=True)
+        tensors = {part + name: value.contiguous() for part, values in moments for name, value in values.items()}
         with written_atomically(path) as scratch:
             save_file(tensors, scratch, metadata={_KEY: json.dumps({"count": self.count})})
 
@@ -111,9 +112,6 @@ class WeightMoments:
             ) from error
         parts = ({name[len(part) :]: v for name, v in tensors.items() if name.startswith(part)} for part in _PARTS)
         return cls(count, *parts)
-
-
-_PARTS = ("mean/", "variance/")
 
 
 def swa_model(model: nn.Module, moments: WeightMoments, data: Iterable[Any] | None = None) -> nn.Module:
@@ -164,13 +162,12 @@ class Swag:
         """Mean probabilities [B, K]. Cost: m forward passes."""
         batch = checked_batch(self.model, x)
         with evaluating(self.model), torch.no_grad():
-            run_model(self.model, batch.select(slice(0, 1)))
             samples = [self._sample(batch, *drawn) for drawn in zip(self.seeds, self._statistics, strict=True)]
         return torch.stack(samples).mean(0)
 
     def _sample(self, batch: Batch, seed: int, statistics: Mapping[str, Tensor]) -> Tensor:
         tensors = {**_like(self.model, self.moments.sample(seed)), **statistics}
-        return torch.softmax(run_model(_Replaced(self.model, tensors), batch).double(), 1)
+        return torch.softmax(run_model(_Replaced(self.model, tensors), copied(batch)).double(), 1)
 
 
 class _Replaced(nn.Module):

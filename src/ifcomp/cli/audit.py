@@ -21,7 +21,6 @@ from ifcomp.cli.output import (
     table,
     write_table,
 )
-from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp.sources import Source
@@ -35,29 +34,18 @@ def audit(
     run: options.Run,
     model: options.ModelChoice,
     reading: options.DataChoice,
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA",
-            help=f"The labels to audit, which the model was trained on: {options.DATA_FORM}.",
-            show_default="the training data of the run",
-        ),
-    ] = None,
+    data: options.TrainingData = None,
     out: Annotated[
         str, typer.Option(metavar="FILE", help="All labels, most suspicious first: .csv or .parquet.")
     ] = "audit.csv",
-    noise_rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Share of wrong labels, if known: as many are suspects.", show_default="estimated"
-        ),
-    ] = None,
-    fraction: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of labels to call suspects instead.")
-    ] = None,
+    noise_rate: options.NoiseRate = None,
+    fraction: options.Fraction = None,
     top: Annotated[int, typer.Option(min=0, help="Labels to print.")] = 10,
     max_suspects: Annotated[
         int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects than this.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write what 'ifcomp report' writes, .html.")
     ] = None,
     damping: options.DampingText = None,
 ) -> Outcome:
@@ -65,19 +53,23 @@ def audit(
 
     Suspicion is the stochastic complexity, error plus parametric complexity, in nats; larger = more suspicious.
     """
+    from ifcomp.cli.auditing import audit_run, check_shares, write_report
     from ifcomp.cli.opened import check_labelled, find_run
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
     check_target(out, TABLE_SUFFIXES)
-    if fraction is not None and noise_rate is not None:
-        raise SettingError("Give --fraction or --noise-rate, not both: each says how many labels are suspects.")
+    if report is not None:
+        check_target(report, (".html",))
+    check_shares(fraction, noise_rate)
     chosen_damping = options.damping(damping)
     opened = find_run(run, model)
     source = opened.source(data, reading)
     check_labelled(source)
     ifc = opened.predictor(source)
-    scores = ifc.score(source.batches(), damping=AUDIT_DAMPING if chosen_damping is None else chosen_damping)
-    found = audit_labels(scores, fraction=fraction, noise_rate=noise_rate)
+    found = audit_run(ifc, source, chosen_damping, fraction, noise_rate)
+    written = {out: f"all {len(found.frame):,} labels, most suspicious first"}
+    if report is not None:
+        write_report(report, opened, ifc, source, found)
+        written[report] = "the report: open it in a browser"
     write_table(out, found.frame, found.descriptions, found.settings, source)
     suspects = len(found.suspects)
     too_many = max_suspects is not None and suspects > max_suspects
@@ -97,8 +89,8 @@ def audit(
     return Outcome(
         facts,
         _shown(found, source, names, top),
-        {out: f"all {len(found.frame):,} labels, most suspicious first"},
-        {f"ifcomp report {run}": "the same with pictures, to look through in a browser"},
+        written,
+        {} if report else {f"ifcomp report {run}": "the same with pictures, to look through in a browser"},
         GATE if too_many else 0,
     )
 

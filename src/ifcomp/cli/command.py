@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -36,9 +37,11 @@ def command(function: Callable[..., Outcome]) -> Callable[..., None]:
         as_json = given.pop("as_json")
         for name, kind in groups.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        with redirect_stdout(sys.stderr), warnings.catch_warnings(), _with_other_processes() as first:
             warnings.showwarning = _show_warning
             outcome = function(**given)
+        if not first:
+            return
         if as_json:
             typer.echo(outcome.as_json(function.__name__))
         else:
@@ -54,6 +57,19 @@ def command(function: Callable[..., Outcome]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return run
+
+
+@contextmanager
+def _with_other_processes() -> Iterator[bool]:
+    """Share the work with the processes that torchrun started beside this one; the first of them writes and speaks."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    from ifcomp.distributed import sharing
+    from ifcomp.files import discarding_writes
+
+    with sharing() as ranks, nullcontext() if ranks.rank == 0 else discarding_writes():
+        yield ranks.rank == 0
 
 
 def _spread(group: Any) -> list[inspect.Parameter]:

@@ -123,6 +123,8 @@ def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
         f"{settings.fisher} Fisher at beta {settings.beta:g}, {seconds:.1f} s. "
         f"Covered: {coverage.covered:,} of {coverage.total:,} parameters ({100 * coverage.fraction:.1f} %)."
     )
+    if record.weights is None:
+        said += " No --weights were given, so the model is as its factory makes it."
     left_out = [(row.name, row.kind, row.treatment, f"{row.parameters:,}") for row in coverage.rows if not row.covered]
     shown: list[RenderableType] = [paragraph(said)]
     if left_out:

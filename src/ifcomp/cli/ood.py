@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from ifcomp.cli import options
 from ifcomp.cli.command import command
@@ -88,14 +90,21 @@ def ood(
         "max_flagged": max_flagged,
         "top": records(found.head(top), source),
     }
+    shown = _shown(facts, opened.is_training_data(reference), opened.class_names(source))
+    written = {out: f"all {len(found):,} inputs, most surprising first"}
+    next_steps = {f"ifcomp report {run} --strange {data}": "how far they are from the training data, in a picture"}
+    too_many = max_flagged is not None and flagged > max_flagged
+    return Outcome(facts, shown, written, next_steps, GATE if too_many else 0)
+
+
+def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str] | None) -> list[RenderableType]:
     said = (
-        f"{flagged:,} of {len(found):,} inputs of {source.spec} are flagged: parametric complexity above "
-        f"{threshold:.3g} nats, which {100 * tpr:g} % of {familiar.spec} do not exceed. AUROC between the two: "
-        f"{metrics.auroc:.3f}; 0.5 = alike, 1 = all inputs more surprising."
+        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: parametric complexity "
+        f"above {facts['threshold']:.3g} nats, which {100 * facts['tpr']:g} % of {facts['reference']} do not exceed. "
+        f"AUROC between the two: {facts['separation']['auroc']:.3f}; 0.5 = alike, 1 = all inputs more surprising."
     )
-    if opened.is_training_data(reference):
+    if on_training_data:
         said += " The training data looks more familiar than anything new: better take held-out data as --reference."
-    names = opened.class_names(source)
     columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
     rows = [
         (
@@ -105,12 +114,6 @@ def ood(
             f"{row['parametric_complexity']:.2f}",
             f"{row['surprise']:.1f}",
         )
-        for row in records(found.head(top), source)
+        for row in facts["top"]
     ]
-    return Outcome(
-        facts,
-        [paragraph(said), table(columns, rows, left=2)] if rows else [paragraph(said)],
-        {out: f"all {len(found):,} inputs, most surprising first"},
-        {},
-        GATE if max_flagged is not None and flagged > max_flagged else 0,
-    )
+    return [paragraph(said), table(columns, rows, left=2)] if rows else [paragraph(said)]

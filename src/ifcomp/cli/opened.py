@@ -59,6 +59,14 @@ class Run:
             try_model(model, source, self.model)
         return IFComp.load(self.path, model)
 
+    def calibration(self) -> tuple[float, bool]:
+        """Alpha and whether to keep the predicted class, as 'ifcomp calibrate' chose them."""
+        if self.record is not None and self.record.alpha is not None:
+            return self.record.alpha, self.record.keep_argmax
+        if self.record is None and read_record(self.path) is not None:
+            self._refuse("what was calibrated")
+        raise SettingError(f"'{self.path}' is not calibrated. Use the run that 'ifcomp calibrate RUN DATA' writes.")
+
     @property
     def model(self) -> str:
         """Name of the model."""

@@ -47,6 +47,20 @@ Probes = Annotated[
     ),
 ]
 
+TrainingData = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATA",
+        help=f"Labelled data that the model was trained on: {DATA_FORM}.",
+        show_default="the training data of the run",
+    ),
+]
+NoiseRate = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Share of wrong labels, if known: as many are suspects.", show_default="estimated"),
+]
+Fraction = Annotated[float | None, typer.Option(min=0, max=1, help="Share of labels to call suspects instead.")]
+
 
 class Sua(StrEnum):
     """One input basis for all offsets of a convolution kernel."""
@@ -93,7 +107,7 @@ class DataChoice:
 
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Examples at once; changes no result.", show_default="256", rich_help_panel=_DATA),
+        typer.Option(min=1, help="Examples at once; changes no result.", show_default="128", rich_help_panel=_DATA),
     ] = None
     image_size: Annotated[
         int | None,

@@ -78,7 +78,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int
     """A table with its first ``left`` columns to the left and numbers to the right."""
     made = Table(box=box.SIMPLE_HEAD)
     for number, name in enumerate(columns):
-        made.add_column(Text(name), justify="left" if number < left else "right")
+        made.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
     return made

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from ifcomp.cli import options
 from ifcomp.cli.command import command
 from ifcomp.cli.output import TABLE_SUFFIXES, Outcome, check_target, class_name, paragraph, table, write_table
-from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +51,9 @@ def predict(
 
     check_target(out, TABLE_SUFFIXES)
     opened = find_run(run, model)
-    record = opened.record
-    weight = alpha if alpha is not None or record is None else record.alpha
-    if weight is None:
-        raise SettingError(
-            f"'{run}' is not calibrated, so give --alpha, or the run that 'ifcomp calibrate {run} DATA' writes."
-        )
+    chosen = opened.calibration() if alpha is None else (alpha, bool(opened.record and opened.record.keep_argmax))
+    weight, kept = chosen[0], chosen[1] if keep_argmax is None else keep_argmax
     ScoreOptions(alpha=weight)
-    kept = bool(record and record.keep_argmax) if keep_argmax is None else keep_argmax
     source = opened.source(data, reading, labelled=not no_labels)
     found = probabilities(opened.predictor(source), source, weight, kept)
     frame, descriptions = prediction_frame(found, opened.class_names(source))
@@ -78,7 +72,8 @@ def predict(
         shown.append(table(("", *METRICS), metric_rows(metrics)))
     facts = {"run": run, "data": data, "examples": len(frame), "alpha": weight, "keep_argmax": kept}
     facts |= {"changed": changed, **confidences, "metrics": metrics}
-    return Outcome(facts, shown, {out: f"{len(frame):,} rows"})
+    next_steps = {f"ifcomp ood {run} {data}": "which of these inputs are unlike the training data"}
+    return Outcome(facts, shown, {out: f"{len(frame):,} rows"}, next_steps)
 
 
 def prediction_frame(found: Probabilities, names: Sequence[str] | None) -> tuple[pd.DataFrame, dict[str, str]]:

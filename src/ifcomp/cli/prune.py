@@ -19,14 +19,7 @@ def prune(
     run: options.Run,
     model: options.ModelChoice,
     reading: options.DataChoice,
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA",
-            help=f"The data to prune, which the model was trained on: {options.DATA_FORM}.",
-            show_default="the training data of the run",
-        ),
-    ] = None,
+    data: options.TrainingData = None,
     drop: Annotated[
         str, typer.Option(metavar="A,B,C", help="Shares of the examples to drop, each below 1.")
     ] = "0.1,0.3,0.5",
@@ -66,11 +59,11 @@ def prune(
     ]
     facts = {"run": run, "data": source.spec, "examples": len(scores), "balanced": balanced, "lists": counts}
     rows = [(f"{row['drop']:g}", f"{row['dropped']:,}", f"{row['kept']:,}") for row in counts]
+    said = (
+        f"Of {len(scores):,} examples of {source.spec}, the best learnt are dropped first. Train again on the others."
+    )
     return Outcome(
         facts,
-        [
-            paragraph(f"Of {len(scores):,} examples of {source.spec}, the best learnt are dropped first."),
-            table(("share to drop", "dropped", "kept"), rows, left=0),
-        ],
+        [paragraph(said), table(("share to drop", "dropped", "kept"), rows, left=0)],
         {out: f"{len(scores):,} rows; columns {', '.join(columns)}"},
     )

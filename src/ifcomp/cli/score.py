@@ -63,7 +63,10 @@ def score(
     write_table(out, scores.frame, scores.descriptions, scores.settings, source)
     facts = {"run": run, "data": source.spec, "examples": len(scores), "settings": dict(scores.settings)}
     facts |= {"summary": summary(scores)}
-    return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, {})
+    next_steps = {f"ifcomp audit {run}": "which training labels are wrong"}
+    if not was_seen:
+        next_steps = {f"ifcomp ood {run} {data}": "which of these inputs are unlike the training data"}
+    return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, next_steps)
 
 
 def summary(scores: ScoreTable) -> dict[str, dict[str, Any]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis, Covariances
+from ifcomp.distributed import spread
 from ifcomp.errors import NonFiniteError
 
 #: Jitter of the retries, relative to the mean of the diagonal.
@@ -17,22 +19,26 @@ _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
 def eigenbases(several: Sequence[Covariances]) -> list[Mapping[str, Basis]]:
     """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision.
 
-    Fits that were made together share their input covariances, which are decomposed once.
+    Fits that were made together share their input covariances, which are decomposed once. The work is
+    spread over the processes that share it.
     """
-    inputs: dict[str, tuple[Tensor, Tensor]] = {}  # the last covariance of a block and its eigenvectors
-
-    def input_basis(name: str, covariance: Tensor | None) -> Tensor | None:
-        if covariance is None:
-            return None
-        if name not in inputs or inputs[name][0] is not covariance:
-            inputs[name] = covariance, eigenvectors(covariance, f"the inputs of layer '{name}'")
-        return inputs[name][1]
-
+    jobs: dict[int, tuple[Tensor, str]] = {}  # by the identity of the covariance
+    for covariances in several:
+        for name, covariance in covariances.blocks.items():
+            if covariance.inputs is not None:
+                jobs[id(covariance.inputs)] = covariance.inputs, f"the inputs of layer '{name}'"
+            jobs[id(covariance.outputs)] = covariance.outputs, f"the output gradients of layer '{name}'"
+    matrices = [matrix for matrix, _ in jobs.values()]
+    made = spread(
+        [partial(eigenvectors, *job) for job in jobs.values()],
+        matrices,
+        [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices],
+    )
+    vectors = dict(zip(jobs, made, strict=True))
     return [
         {
             name: Basis(
-                input_basis(name, covariance.inputs),
-                eigenvectors(covariance.outputs, f"the output gradients of layer '{name}'"),
+                None if covariance.inputs is None else vectors[id(covariance.inputs)], vectors[id(covariance.outputs)]
             )
             for name, covariance in covariances.blocks.items()
         }

@@ -17,6 +17,7 @@ from ifcomp.curvature.rotation import (
     rotated_slabs,
     sum_equal_indices,
 )
+from ifcomp.distributed import add_up, total_count
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
 from ifcomp.layers.session import COTANGENTS_AT_ONCE, LabelUse, Session
@@ -44,6 +45,9 @@ def fit_covariances(session: Session, batches: Iterable[Batch], settings: Sequen
                 _add_input_products(inputs, session, recording)
                 for sums, own in zip(outputs, cotangents, strict=True):
                     _add_output_products(sums, session, recording, own)
+    count = total_count(count, session.device)
+    add_up(total for total in inputs.values() if total is not None)
+    add_up(total for sums in outputs for total in sums.values())
     return [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, count) for sums in outputs]
 
 
@@ -67,6 +71,8 @@ def fit_second_moments(
                         _add_squares(sums, session, recording, basis, chunk)
                         for name, found in session.other_gradients(piece, chunk).items():
                             sums[name] += found.square_().sum((0, 1))
+    count = total_count(count, session.device)
+    add_up(total for sums in totals for total in sums.values())
     return [
         Factors(
             {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()},
@@ -82,14 +88,14 @@ def _recorded(
     session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings], pass_index: int
 ) -> Iterator[tuple[Recording, list[Tensor], Batch]]:
     """Record every batch in pieces that fit in memory, with the cotangents of its labels for each of the settings."""
-    position = 0
     at_once = max(session.num_classes if own.fisher == "exact" else own.label_samples for own in settings)
     labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
     for piece in session.pieces(batches, min(at_once, COTANGENTS_AT_ONCE), labels):
         recording = session.record(piece)
-        logits = recording.logits
-        yield recording, [fisher_cotangents(logits, own, piece.labels, position, pass_index) for own in settings], piece
-        position += piece.size
+        cotangents = [
+            fisher_cotangents(recording.logits, own, piece.labels, piece.position, pass_index) for own in settings
+        ]
+        yield recording, cotangents, piece
 
 
 def _add_input_products(sums: Mapping[str, Tensor | None], session: Session, recording: Recording) -> None:

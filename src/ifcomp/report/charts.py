@@ -192,7 +192,7 @@ def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> H
     )
 
 
-def log_ticks(low: float, high: float, at_most: int = 7) -> list[float]:
+def log_ticks(low: float, high: float, at_most: int = 9) -> list[float]:
     """Round numbers between ``10**low`` and ``10**high``: 1, 2, 5, powers of ten, or only every few of these."""
     decades = range(math.floor(low), math.ceil(high) + 1)
     choices: list[Sequence[float]] = [

@@ -79,17 +79,19 @@ class _Pool:
     def __init__(self) -> None:
         self.previews: list[dict[str, Any]] = []
         self._positions: dict[str, int] = {}
+        self._known: dict[int, tuple[Preview, int]] = {}
 
     def add(self, preview: Preview | None) -> int | None:
         """The position of a preview, which is stored unless an equal one is there."""
         if preview is None:
             return None
-        encoded = _encoded(preview)
-        key = json.dumps(encoded)
-        if key not in self._positions:
-            self._positions[key] = len(self.previews)
-            self.previews.append(encoded)
-        return self._positions[key]
+        if id(preview) not in self._known:  # the preview is kept with its id, which could be used again otherwise
+            encoded = _encoded(preview)
+            position = self._positions.setdefault(json.dumps(encoded), len(self.previews))
+            if position == len(self.previews):
+                self.previews.append(encoded)
+            self._known[id(preview)] = (preview, position)
+        return self._known[id(preview)][1]
 
 
 def _encoded(preview: Preview) -> dict[str, Any]:

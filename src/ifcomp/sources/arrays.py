@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ifcomp.errors import DataError, LabelError
-from ifcomp.sources.source import Batches, Preview, Source, SourceOptions, preview_of
+from ifcomp.sources.source import Batches, Source, SourceOptions, preview_of
+
+if TYPE_CHECKING:
+    from ifcomp.report import Preview
 
 _HOW_TO_WRITE = "Write it with numpy.savez(file, x=inputs, y=labels)."
 

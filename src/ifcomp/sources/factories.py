@@ -10,14 +10,17 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from ifcomp.batches import as_batches, check_data
 from ifcomp.errors import DataError, IfcompError, SettingError
-from ifcomp.sources.source import Preview, Source, SourceOptions, preview_of
+from ifcomp.sources.source import Source, SourceOptions, preview_of
+
+if TYPE_CHECKING:
+    from ifcomp.report import Preview
 
 
 def is_factory(spec: str) -> bool:
@@ -89,7 +92,7 @@ def _previews(data: Any, indices: Sequence[int]) -> list[Preview]:
         first += batch.size
         if len(found) == len(wanted):
             break
-    return [found.get(index, Preview("text", "", f"row {index}")) for index in indices]
+    return [found[index] for index in indices]
 
 
 def _explain(spec: str, what: str, problem: BaseException) -> str:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +17,10 @@ from torch import Tensor
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.progress import track
 from ifcomp.sources.arrays import channel_shift
-from ifcomp.sources.source import Batches, Preview, Source, SourceOptions
+from ifcomp.sources.source import Batches, Source, SourceOptions
+
+if TYPE_CHECKING:
+    from ifcomp.report import Preview
 
 #: Formats that Pillow decodes itself; others may start programs.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -62,6 +66,8 @@ def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[s
         return shift(x), None if labels is None else labels[start:stop]
 
     def previews(indices: Sequence[int]) -> list[Preview]:
+        from ifcomp.report import Preview
+
         return [Preview("image", _thumbnail(root / found[index]), found[index]) for index in indices]
 
     batches = Batches(fetch, len(found), options.examples_at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ifcomp.errors import SettingError
@@ -49,7 +50,7 @@ def open_source(spec: str, options: SourceOptions | None = None, *, class_names:
     if wrong:
         shown = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise SettingError(f"{shown} means nothing for the data '{spec}'.")
-    path = spec.partition(":")[2]
+    path = os.path.expanduser(spec.partition(":")[2])
     if kind == "digits":
         return arrays.digits(options)
     if kind == "npz":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,19 +12,13 @@ from torch import Tensor
 from ifcomp.batches import as_batches
 from ifcomp.errors import SettingError
 
-DEFAULT_BATCH_SIZE = 256
+if TYPE_CHECKING:
+    from ifcomp.report import Preview
+
+DEFAULT_BATCH_SIZE = 128
 
 #: Values of a row that a preview shows at most.
 VALUES_SHOWN = 24
-
-
-@dataclass(frozen=True)
-class Preview:
-    """How an example looks."""
-
-    kind: str
-    content: Any
-    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +153,8 @@ class SourceOptions:
 
 def preview_of(index: int, x: NDArray[Any], columns: Sequence[str] = ()) -> Preview:
     """How one input looks: images, [C, H, W], [H, W, C] or [H, W], as such, anything else as its first values."""
+    from ifcomp.report import Preview  # slow to import, and only needed to show something
+
     name = f"row {index}"
     if x.dtype.kind == "f" and _is_image(x.shape):
         return Preview("image", x, name)

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq
+from scipy.special import softmax
 
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
@@ -137,19 +138,24 @@ def calibration_summary(probability: ArrayLike, label: ArrayLike) -> dict[str, f
 def fitted_inverse_temperature(logits: ArrayLike, label: ArrayLike) -> float:
     """The beta for which ``softmax(beta * logits)`` has the smallest NLL: 1 over the fitted temperature.
 
-    Below 1 the model is overconfident. Searched in `INVERSE_TEMPERATURES`; the NLL is convex in beta.
+    Below 1 the model is overconfident. The NLL is convex in beta, and its derivative, the mean of ``E_p[f] - f_y``, is
+    zero at the best one; where that is outside `INVERSE_TEMPERATURES`, the nearer bound is given.
 
     Args:
-        logits: [N, K].
-        label: [N].
+        logits: f, [N, K].
+        label: y, [N].
     """
-    values = torch.as_tensor(np.asarray(logits, dtype=np.float64))
+    values = np.asarray(logits, dtype=np.float64)
+    _, truth = checked_probabilities(softmax(values, axis=1), label)
+    values = values - values[np.arange(len(truth)), truth][:, np.newaxis]
 
-    def likelihood(log_beta: float) -> float:
-        return negative_log_likelihood(torch.softmax(np.exp(log_beta) * values, 1), label)
+    def slope(beta: float) -> float:
+        return float((softmax(beta * values, axis=1) * values).sum(1).mean())
 
-    found = minimize_scalar(likelihood, bounds=np.log(INVERSE_TEMPERATURES), method="bounded", options={"xatol": 1e-4})
-    return float(np.exp(found.x))
+    low, high = INVERSE_TEMPERATURES
+    if slope(low) >= 0 or slope(high) <= 0:
+        return low if slope(low) >= 0 else high
+    return float(brentq(slope, low, high))
 
 
 def pnml_grid(

@@ -225,9 +225,10 @@
     byId("details-previous").disabled = opened === 0;
     byId("details-next").disabled = opened === rows.length - 1;
     const verdict = make("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested_label"), ".");
-    const parts = preview ? [make("div", { class: "large" }, picture(preview, true))] : [];
-    if (preview && preview.name) parts.push(make("p", { class: "caption" }, bdi(preview.name)));
-    byId("details-body").replaceChildren(...parts, verdict, facts(row), ...behind(index));
+    const name = preview && preview.name ? [make("p", { class: "caption" }, bdi(preview.name))] : [];
+    const shown = preview ? [picture(preview, true)] : [];
+    const head = make("div", { class: "large" }, ...shown, make("div", {}, ...name, verdict));
+    byId("details-body").replaceChildren(head, facts(row), ...behind(index));
     byId("details-body").scrollTop = 0;
   }
 
@@ -240,7 +241,7 @@
     add("error", `${precise(columns.error[row])} nats`);
     add("parametric complexity", `${precise(columns.parametric_complexity[row])} nats`);
     add("stochastic complexity", `${precise(columns.stochastic_complexity[row])} nats`);
-    add("surprise", `${precise(columns.surprise[row])} times a training example`);
+    add("surprise, of a training example", `${precise(columns.surprise[row])}×`);
     add("suspect", columns.is_suspect[row] ? "yes" : "no");
     return list;
   }
@@ -275,7 +276,7 @@
   function quoted(text) {
     const formula = /^\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]|^[\t\r\n]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text);
     const safe = formula ? `'${text}` : text;
-    return /[",\r\n]/.test(safe) || safe !== text ? `"${safe.replaceAll('"', '""')}"` : safe;
+    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
 
   function exportText() {

@@ -1,0 +1,118 @@
+"""Several processes, one result: a thin layer over ``torch.distributed``.
+
+Inside `sharing` every process goes over the same batches and works on its own slice of each; sums are added up over
+the processes, and rows are gathered in the order of the data. Outside it, and with one process, nothing changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ifcomp.batches import Batch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of how many processes this is."""
+
+    rank: int = 0
+    world: int = 1
+
+
+_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+
+def ranks() -> Ranks:
+    """The processes that share the work at this moment; one outside `sharing`."""
+    return _ranks.get() or Ranks()
+
+
+@contextmanager
+def sharing() -> Iterator[Ranks]:
+    """Share ``fit`` and ``score`` with the other processes; each must make the same calls with the same data.
+
+    The process group is that of the program, or is made from what ``torchrun`` left in the environment (gloo on CPUs,
+    nccl on GPUs). Without either there is one process, and the context does nothing.
+    """
+    made = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if made:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    found = Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Ranks()
+    token = _ranks.set(found)
+    try:
+        yield found
+    finally:
+        _ranks.reset(token)
+        if made:
+            dist.destroy_process_group()
+
+
+def own_slices(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """This process's slice of every batch that has one for it."""
+    own = ranks()
+    for batch in batches:
+        first, last = (batch.size * rank // own.world for rank in (own.rank, own.rank + 1))
+        if last > first:
+            yield batch if own.world == 1 else batch.select(slice(first, last))
+
+
+def add_up(tensors: Iterable[Tensor]) -> None:
+    """Sum every tensor over the processes, in place."""
+    if ranks().world > 1:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+
+def total_count(count: int, device: torch.device) -> int:
+    """The sum of a number over the processes."""
+    if ranks().world == 1:
+        return count
+    total = torch.tensor([count], device=device)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def spread(jobs: Sequence[Callable[[], Tensor]], results: Sequence[Tensor], costs: Sequence[float]) -> list[Tensor]:
+    """Every process does some of the jobs, and all get all results.
+
+    Args:
+        jobs: Each makes a tensor.
+        results: Tensors in the shape, type and place of the results; their content does not matter.
+        costs: How long each job takes, in any unit; the longest are dealt out first.
+    """
+    own = ranks()
+    if own.world == 1:
+        return [job() for job in jobs]
+    loads, owners = [0.0] * own.world, [0] * len(jobs)
+    for index in sorted(range(len(jobs)), key=lambda index: -costs[index]):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += costs[index]
+    made = [
+        job() if owner == own.rank else torch.empty_like(result)
+        for job, result, owner in zip(jobs, results, owners, strict=True)
+    ]
+    for tensor, owner in zip(made, owners, strict=True):
+        dist.broadcast(tensor, owner)
+    return made
+
+
+def gather_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all processes, sorted by their ``index`` column; on every process."""
+    own = ranks()
+    if own.world == 1:
+        return frame
+    parts: list[pd.DataFrame | None] = [None] * own.world
+    dist.all_gather_object(parts, frame)
+    filled = [part for part in parts if part is not None and len(part)]
+    return pd.concat(filled).sort_values("index", ignore_index=True) if filled else frame

@@ -1,0 +1,109 @@
+"""Several real processes give what one gives, and none is left hanging."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from distributed import worker
+from ifcomp.batches import as_batches
+from ifcomp.distributed import Ranks, gather_rows, own_slices, ranks, sharing, spread
+
+WORKER = Path(worker.__file__)
+
+
+MODULE = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+"""
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def torchrun(processes: int, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
+    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    return run(*launch, *arguments, folder=folder)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_processes_give_what_one_gives(processes: int, tmp_path: Path) -> None:
+    path = tmp_path / "found.npz"
+    ended = torchrun(processes, str(WORKER), str(path))
+    assert ended.returncode == 0, ended.stderr
+    expected = worker.results(worker.data())
+    with np.load(path) as found:
+        assert found["world"] == processes
+        assert set(found) == {*expected, "world"}
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-20 * np.abs(value).max(), err_msg=name)
+
+
+def test_a_process_that_dies_stops_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "found.npz"
+    ended = torchrun(2, str(WORKER), str(path), "dies")  # its time limit is what would find a hang
+    assert ended.returncode != 0
+    assert "exitcode  : 17" in ended.stderr
+    assert not path.exists()
+
+
+def test_the_command_line_is_the_same_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODULE)
+    frames = []
+    for launch in (lambda *command: run("-m", *command, folder=tmp_path), partial(torchrun, 2, "-m", folder=tmp_path)):
+        fitted = launch("ifcomp", "fit", "net:build", "digits", "--out", "run.ifcomp", "--json")
+        assert fitted.returncode == 0, fitted.stderr
+        assert json.loads(fitted.stdout)["examples"] == 1797  # said once
+        scored = launch("ifcomp", "score", "run.ifcomp", "--out", "scores.parquet")
+        assert scored.returncode == 0, scored.stderr
+        frames.append(pd.read_parquet(tmp_path / "scores.parquet"))
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+            "net.py",
+            "run.ifcomp",
+            "run.ifcomp.json",
+            "scores.parquet",
+        ]
+        (tmp_path / "run.ifcomp").unlink()
+        (tmp_path / "scores.parquet").unlink()
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4)
+
+
+def test_one_process_is_left_alone() -> None:
+    with sharing() as found:
+        assert found == ranks() == Ranks(0, 1)
+    frame = pd.DataFrame({"index": [1, 0]})
+    assert gather_rows(frame) is frame
+    assert [float(value) for value in spread([lambda: torch.ones(1)], [torch.zeros(1)], [1.0])] == [1.0]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_slices_are_every_example_once_at_its_position(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, seen = [torch.arange(size) + 100 * size for size in (4, 1, 7)], {}
+    for rank in range(world):
+        monkeypatch.setattr("ifcomp.distributed.ranks", lambda rank=rank: Ranks(rank, world))
+        for piece in own_slices(as_batches(batches)):
+            for offset, value in enumerate(piece.args[0].tolist()):
+                assert piece.position + offset not in seen
+                seen[piece.position + offset] = value
+    assert [seen[position] for position in range(12)] == torch.cat(batches).tolist()
