@@ -19,8 +19,8 @@ def sample(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 def positions(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of every pixel, [1, H, W] each."""
-    rows, columns = np.indices(images.shape[1:3]).astype(np.float32)
-    return rows[None], columns[None]
+    rows, columns = (axis.astype(np.float32)[None] for axis in np.indices(images.shape[1:3]))
+    return rows, columns
 
 
 def transform(images: np.ndarray, matrices: np.ndarray, shifts: np.ndarray) -> np.ndarray:
