@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.reproduce import components, mislabel, ood, pruning, publish, record
+from experiments.reproduce import (
+    ablation,
+    calibration,
+    components,
+    mislabel,
+    ood,
+    oracle,
+    pruning,
+    publish,
+    record,
+    reliability,
+    retraining,
+)
 from experiments.reproduce.study import Study
+from experiments.torchvision_shim import declare_missing_operators
 from ifcomp.errors import SettingError
 
 #: Every study by its name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (ood.STUDY, mislabel.STUDY, components.STUDY, pruning.STUDY)
+    module.STUDY.name: module.STUDY
+    for module in (
+        oracle,
+        calibration,
+        reliability,
+        mislabel,
+        components,
+        ood,
+        retraining,
+        pruning,
+        ablation,
+    )
 }
 
 #: Where results go unless said otherwise.
@@ -34,6 +58,7 @@ def reproduce(
     """
     if name not in STUDIES:
         raise SettingError(f"There is no study '{name}'. Choose one of {', '.join(STUDIES)}.")
+    declare_missing_operators()
     study, folder = STUDIES[name], results / name / preset
     found = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
     written = {str(folder / record.FILE): "all numbers, settings and versions"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from experiments.reproduce.paper import OOD as PAPER_NUMBERS
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
-from experiments.torchvision_shim import declare_missing_operators
 from experiments.training import evaluate
 from ifcomp import IFComp, Relative
 from ifcomp.baselines.ood import OOD_BASELINES, ood_scores
@@ -157,6 +156,7 @@ def _test_set(settings: Settings, name: str, test: Dataset) -> Dataset:
     return replace(data, labels=None)
 
 
+@lru_cache(maxsize=1)
 def _loaders(settings: Settings) -> tuple[Any, dict[str, Any]]:
     """Training data for curvature and detectors, and all test sets, the network's own as ``in``."""
     subject = settings.subject
@@ -230,7 +230,6 @@ def _ifcomp(settings: Settings, results: Results) -> dict[str, Any]:
 
 
 def _detector(settings: Settings, name: str, _: Results) -> dict[str, Any]:
-    declare_missing_operators()
     train, loaders = _loaders(settings)
     return {"sets": _measured(ood_scores(name, settings.subject.network(), train, loaders, seed=settings.seed))}
 
