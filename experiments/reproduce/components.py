@@ -1,0 +1,187 @@
+"""The parts of stochastic complexity over a training run with wrong labels (the paper's figure of components).
+
+The runs are those of the study of mislabelled data. The paper's figure is of CIFAR-10 with human labels and ResNet-18.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from experiments.recipes import PAPER
+from experiments.reproduce import mislabel
+from experiments.reproduce.noisy import memorised, prepare
+from experiments.reproduce.paper import COMPONENTS_END
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from experiments.reproduce.subject import Subject, sample
+from ifcomp.tasks.metrics import auroc
+from ifcomp.tasks.mislabel import AUDIT_DAMPING
+from ifcomp.tuning import fit_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study.
+
+    Attributes:
+        subject: The network of the study of mislabelled data.
+        noise: Kind of wrong labels.
+        betas: Inverse temperatures; 1 must be among them.
+        fit_examples: For the curvature.
+        scored_examples: Of the training data.
+        paper_damping: Absolute, in the paper's units, for every beta below 1.
+    """
+
+    subject: Subject
+    noise: str
+    betas: tuple[float, ...]
+    fit_examples: int
+    scored_examples: int
+    paper_damping: float
+
+
+def _like(preset: str, noise: str, fit_examples: int, scored_examples: int) -> Settings:
+    shared = mislabel.PRESETS[preset]
+    return Settings(shared.subject, noise, (1.0, 0.5, 0.1, 0.001), fit_examples, scored_examples, shared.paper_damping)
+
+
+PRESETS = {
+    "digits": replace(_like("digits", "asymmetric 0.3", 100, 150), betas=(1.0, 0.001)),
+    "mnist": _like("mnist", "asymmetric 0.3", 1500, 2500),
+    "cifar10": _like("cifar10", "human random1", 5000, 5000),
+    "paper": replace(
+        _like("paper", "human random1", 45000, 45000),
+        subject=Subject("cifar10", "resnet18", replace(PAPER, checkpoint_every=5), 5000),
+    ),
+}
+
+
+def _train(settings: Settings, _: Results) -> dict[str, Any]:
+    noisy = prepare(settings.subject, settings.noise)
+    trained = settings.subject.training(noisy.data, noisy.validation)
+    return {"epochs": [kept.epoch for kept in trained.checkpoints], "best_epoch": trained.best_epoch}
+
+
+def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
+    """AUROC of error, complexity at every beta, and sums, after one epoch."""
+    subject, noisy = settings.subject, prepare(settings.subject, settings.noise)
+    model = subject.training(noisy.data, noisy.validation).model(epoch)
+    indexed = replace(noisy.data, labels=noisy.wrong.long())
+    scored, wrong = (sample(data, settings.scored_examples, 1) for data in (noisy.data, indexed))
+    truth = wrong.labels.bool()
+    fit_data = subject.batches(sample(noisy.data, settings.fit_examples))
+    parameters = sum(value.numel() for value in model.parameters())
+    complexity, error = {}, None
+    for ifc in fit_grid(model, settings.betas, fit_data):
+        found = ifc.score(subject.batches(scored), damping=settings.paper_damping / ifc.beta**2, linearized=True)
+        complexity[ifc.beta] = found.column("parametric_complexity")
+        if ifc.beta == 1:
+            error = found.column("error")
+            audit = ifc.score(subject.batches(scored), damping=AUDIT_DAMPING).column("stochastic_complexity")
+    return {
+        "memorised": memorised(subject, model, noisy),
+        "error": auroc(error, truth),
+        "complexity": {str(beta): auroc(values, truth) for beta, values in complexity.items()},
+        "sum": auroc(audit, truth),
+        "sum, as the paper's": auroc(error + complexity[min(complexity)] / parameters, truth),
+    }
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """Train, then one epoch after the other."""
+    recipe = settings.subject.recipe
+    kept = [epoch for epoch in range(1, recipe.total_epochs + 1) if recipe.keeps(epoch)]
+    return {"train": partial(_train, settings)} | {f"epoch {e}": partial(_epoch, settings, e) for e in kept}
+
+
+def _epochs(record: Record) -> dict[int, Any]:
+    rows = ((name.removeprefix("epoch "), row) for name, row in record.results.items() if name.startswith("epoch "))
+    return {int(epoch): row for epoch, row in rows}
+
+
+def table(record: Record) -> str:
+    """One row an epoch."""
+    settings, betas = record.settings, [str(beta) for beta in record.settings["betas"]]
+    rows = []
+    for epoch, row in _epochs(record).items():
+        values = [row["error"], row["sum"], row["sum, as the paper's"], *(row["complexity"][beta] for beta in betas)]
+        rows.append([str(epoch), f"{100 * row['memorised']:.0f} %", *(f"{100 * value:.1f}" for value in values)])
+    end = COMPONENTS_END
+    published = [end["error"], end["IF-COMP"], end["IF-COMP"], *(end[float(beta)] for beta in betas)]
+    rows.append(["paper, end", "", *(f"{100 * value:.1f}" for value in published)])
+    words = (
+        f"AUROC in percent of wrong labels ({settings['noise']}, {settings['subject']['data']}, "
+        f"{settings['subject']['model']}). Parametric complexity with the paper's damping; the sum with the library's "
+        "audit settings (beta 1), and as the paper's figure suggests (error + complexity at the smallest beta over the "
+        "number of parameters). The paper's row is the end of its run on CIFAR-10 with human labels.\n\n"
+    )
+    header = ["epoch", "memorised", "error", "sum, audit", "sum, paper", *(f"complexity, beta {b}" for b in betas)]
+    return words + markdown(header, rows)
+
+
+def _lines(axes: Axes, epochs: dict[int, Any], lines: dict[str, list[float]]) -> None:
+    for title, values in lines.items():
+        axes.plot(list(epochs), values, marker="o", markersize=3, label=title)
+    axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
+    axes.set(xlabel="training epoch", ylabel="mislabel AUROC", ylim=(0.3, 1), xlim=(0, None))
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Left the parts and their sum, right the complexity at every beta."""
+    figure.set_size_inches(10, 4)
+    left, right = figure.subplots(1, 2)
+    epochs, betas = _epochs(record), [str(beta) for beta in record.settings["betas"]]
+    smallest = min(betas, key=float)
+    parts = {
+        f"parametric complexity, beta {smallest}": [row["complexity"][smallest] for row in epochs.values()],
+        "log error": [row["error"] for row in epochs.values()],
+        "IF-COMP (audit settings)": [row["sum"] for row in epochs.values()],
+        "IF-COMP (as the paper's)": [row["sum, as the paper's"] for row in epochs.values()],
+        "share of wrong labels memorised": [row["memorised"] for row in epochs.values()],
+    }
+    _lines(left, epochs, parts)
+    left.set_ylim(0, 1)
+    _lines(right, epochs, {f"beta {b}": [row["complexity"][b] for row in epochs.values()] for b in betas})
+    left.set_title("components", fontsize=10)
+    right.set_title("parametric complexity", fontsize=10)
+
+
+def claims(record: Record) -> list[Claim]:
+    """What the figure is said to show."""
+    epochs = _epochs(record)
+    first, last = epochs[min(epochs)], epochs[max(epochs)]
+    betas = sorted(last["complexity"], key=float)
+    cold, one = last["complexity"][betas[0]], last["complexity"]["1.0"]
+    worst = min(row["sum"] - row["error"] for row in epochs.values())
+    end = COMPONENTS_END
+    return [
+        Claim(
+            "error finds wrong labels early in training, and loses them as they are memorised",
+            f"{100 * 0.890:.1f} at epoch 5, {100 * end['error']:.1f} at the end",
+            f"{100 * first['error']:.1f} at epoch {min(epochs)}, {100 * last['error']:.1f} at the end",
+            first["error"] > last["error"],
+        ),
+        Claim(
+            f"at the end, parametric complexity at beta {betas[0]} tells wrong labels better than at beta 1",
+            f"{100 * end[0.001]:.1f} and {100 * end[1.0]:.1f}",
+            f"{100 * cold:.1f} and {100 * one:.1f}",
+            cold > one,
+        ),
+        Claim(
+            "the sum is at least as good as the error throughout training",
+            f"{100 * end['IF-COMP']:.1f} and {100 * end['error']:.1f} at the end",
+            f"{100 * last['sum']:.1f} and {100 * last['error']:.1f} at the end (audit settings); at worst "
+            f"{100 * worst:+.1f} beside the error",
+            worst >= 0,
+        ),
+    ]
+
+
+STUDY = Study("components", "Components of IF-COMP over training", PRESETS, mislabel.needs, steps, table, draw, claims)

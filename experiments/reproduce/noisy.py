@@ -1,0 +1,91 @@
+"""Training runs with wrong labels, and where they stand: shared by the studies of mislabelled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments import noise
+from experiments.datasets import Dataset, load, separate
+from experiments.reproduce.subject import Subject
+from experiments.runs import Trained
+from ifcomp.baselines.features import run_data
+
+#: A run is in the middle when it has memorised so many of the wrong labels.
+MIDDLE = 0.5
+STAGES = ("early", "middle", "late")
+#: Apart from the seeds of splits: one permutation for both would give the wrong labels to the held-out examples.
+NOISE_SEED = 1000
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """What a network was trained on.
+
+    Attributes:
+        data: With wrong labels.
+        wrong: bool [N].
+        validation: With clean labels, as in the paper's early stopping.
+    """
+
+    data: Dataset
+    wrong: torch.Tensor
+    validation: Dataset
+
+
+def apply(data: Dataset, kind: str, seed: int) -> Dataset:
+    """Training data with wrong labels: "symmetric 0.6", "asymmetric 0.3", "human random1" or "data-dependent"."""
+    name, _, value = kind.partition(" ")
+    if name == "symmetric":
+        return noise.symmetric(data, float(value), seed=seed).data
+    if name == "asymmetric":
+        pairs = noise.CIFAR10_PAIRS if data.images.dim() == 4 else noise.next_class(len(data.class_names))
+        return noise.asymmetric(data, float(value), pairs, seed=seed).data
+    return noise.human(data, value).data if name == "human" else noise.data_dependent(data).data
+
+
+def prepare(subject: Subject, kind: str) -> Noisy:
+    """The subject's training data with noise; the whole set gets it before examples are taken out."""
+    whole = subject.fitted_to(load(subject.data, "train"))
+    clean, validation = separate(whole, subject.held_out)
+    changed, _ = separate(apply(whole, kind, NOISE_SEED + subject.seed), subject.held_out)
+    if subject.examples is not None:
+        clean, changed = clean.first(subject.examples), changed.first(subject.examples)
+    return Noisy(changed, changed.labels != clean.labels, validation)
+
+
+def memorised(subject: Subject, model: nn.Module, noisy: Noisy) -> float:
+    """Share of the wrong labels that the network predicts."""
+    part = noisy.data.take(noisy.wrong.nonzero()[:, 0], "wrong")
+    outputs = run_data(model, subject.batches(part))
+    return float((outputs.logits.argmax(1) == outputs.labels).double().mean())
+
+
+def stages(subject: Subject, noisy: Noisy) -> dict[str, Any]:
+    """Train, and find the epochs of the stages.
+
+    "early" is the best epoch on clean validation data, "middle" the first kept one after which at least half of the
+    wrong labels are memorised (or the last), "late" the last.
+    """
+    trained = subject.training(noisy.data, noisy.validation)
+    shares = {kept.epoch: memorised(subject, trained.model(kept.epoch), noisy) for kept in trained.checkpoints}
+    last = trained.epochs[-1].epoch
+    middle = next((epoch for epoch, share in shares.items() if share >= MIDDLE), last)
+    accuracy = {row.epoch: row.validation_accuracy for row in trained.epochs}
+    best = trained.best_epoch
+    return {
+        "early": {"epoch": best, "memorised": memorised(subject, trained.model("best"), noisy)},
+        "middle": {"epoch": middle, "memorised": shares[middle]},
+        "late": {"epoch": last, "memorised": shares[last]},
+        "checkpoints": {str(epoch): share for epoch, share in shares.items()},
+        "validation_accuracy": {"early": accuracy[best], "late": accuracy[last]},
+        "wrong": float(noisy.wrong.double().mean()),
+    }
+
+
+def at_stage(trained: Trained, stage: str, epoch: int) -> nn.Module:
+    """The network at a stage."""
+    return trained.model("best" if stage == "early" else epoch)

@@ -1,0 +1,329 @@
+"""Inputs from elsewhere: AUROC of parametric complexity beside the detectors of pytorch-ood (the paper's table of OOD).
+
+Beta and damping are chosen on strangers that are made from validation images or from nothing (`strangers`), so no
+image of a reported data set is looked at before the report. The detectors have their package's parameters, as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from experiments.datasets import Dataset, load
+from experiments.recipes import PAPER, QUICK
+from experiments.reproduce import strangers
+from experiments.reproduce.paper import OOD as PAPER_NUMBERS
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from experiments.reproduce.subject import Subject, sample
+from experiments.training import evaluate
+from ifcomp import IFComp, Relative
+from ifcomp.baselines.ood import OOD_BASELINES, ood_scores
+from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
+from ifcomp.tuning import OOD_BETAS, fit_grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ifcomp.curvature.factors import Damping
+
+#: Test sets with this prefix are `strangers` made from test images.
+MADE = "made-"
+#: The paper's names of detectors, where pytorch-ood has others.
+PAPER_NAMES = {"MaxLogit": "MLS", "RMD": "RMDS", "ViM": "VIM"}
+IFCOMP, AS_PAPER, DEFAULT = "IF-COMP, tuned", "IF-COMP, the paper's beta and damping", "IF-COMP, default"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study.
+
+    Attributes:
+        subject: The network.
+        near: Test sets that look like the training data.
+        far: Test sets that do not.
+        also: More test sets, reported beside them.
+        images: Of each test set.
+        tuning: Kinds of strangers to tune on.
+        tuning_images: Of each kind.
+        fit_examples: Of the training data, for curvature and detectors; None takes all.
+        betas: To choose from.
+        dampings: To choose from, relative to a layer's mean; 0 is none.
+        paper_beta: As in the paper for this network.
+        paper_damping: Absolute, in the paper's units.
+        detectors: Names of `OOD_BASELINES`.
+        seed: Of samples and strangers.
+    """
+
+    subject: Subject
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    also: tuple[str, ...]
+    images: int
+    tuning: tuple[str, ...]
+    tuning_images: int
+    fit_examples: int | None
+    betas: tuple[float, ...]
+    dampings: tuple[float, ...]
+    paper_beta: float
+    paper_damping: float
+    detectors: tuple[str, ...]
+    seed: int = 0
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.near, *self.far, *self.also)
+
+
+_DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 0.1)
+_MNIST = Settings(
+    Subject("mnist", "lenet", QUICK, 5000),
+    near=("notmnist", "fashion-mnist"),
+    far=("cifar10", "tinyimagenet"),
+    also=("kmnist",),
+    images=3000,
+    tuning=tuple(strangers.KINDS),
+    tuning_images=400,
+    fit_examples=20000,
+    betas=OOD_BETAS,
+    dampings=_DAMPINGS,
+    paper_beta=2.0,
+    paper_damping=1e-30,
+    detectors=tuple(OOD_BASELINES),
+)
+PRESETS = {
+    "digits": replace(
+        _MNIST,
+        subject=Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200),
+        near=("made-patches",),
+        far=("made-inverted", "made-clouds"),
+        also=(),
+        images=100,
+        tuning=("halves", "noise"),
+        tuning_images=50,
+        fit_examples=150,
+        betas=(0.66, 1.0),
+        dampings=(1e-4, 0.1),
+        detectors=("MSP", "Energy", "KNN", "ViM"),
+    ),
+    "mnist": _MNIST,
+    "cifar10": replace(
+        _MNIST,
+        subject=Subject("cifar10", "resnet20", None, 2000),
+        near=("tinyimagenet",),
+        far=("mnist", "fashion-mnist", "notmnist"),
+        also=(),
+        images=1000,
+        tuning_images=100,
+        fit_examples=5000,
+        betas=(0.001, 0.5, 1.0),
+        paper_beta=0.001,
+        paper_damping=1e-12,
+    ),
+    "paper": replace(
+        _MNIST,
+        subject=Subject("cifar10", "resnet18", PAPER, 5000),
+        near=("tinyimagenet",),
+        far=("mnist", "fashion-mnist", "notmnist"),
+        also=(),
+        images=10000,
+        tuning_images=1000,
+        fit_examples=None,
+        paper_beta=0.001,
+        paper_damping=1e-12,
+    ),
+}
+
+
+def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
+    own = settings.subject.data
+    others = ((name, "test") for name in settings.test_sets if not name.startswith(MADE))
+    return (own, "train"), (own, "test"), *others
+
+
+def _test_set(settings: Settings, name: str, test: Dataset) -> Dataset:
+    """Images of a test set as the network takes them; ``test`` is the network's own test data."""
+    own = sample(test, settings.images, settings.seed)
+    if name.startswith(MADE):
+        return strangers.make(name.removeprefix(MADE), own, settings.seed + 1)
+    data = settings.subject.fitted_to(sample(load(name), settings.images, settings.seed))
+    return replace(data, labels=None)
+
+
+@lru_cache(maxsize=1)
+def _loaders(settings: Settings) -> tuple[Any, dict[str, Any]]:
+    """Training data for curvature and detectors, and all test sets, the network's own as ``in``."""
+    subject = settings.subject
+    known, _, test = subject.parts()
+    known = sample(known, settings.fit_examples or len(known), settings.seed)
+    sets = {"in": sample(test, settings.images, settings.seed)}
+    sets |= {name: _test_set(settings, name, test) for name in settings.test_sets}
+    return subject.batches(known), {name: subject.inputs(data) for name, data in sets.items()}
+
+
+def _complexity(ifc: IFComp, batches: Any, damping: Damping) -> np.ndarray:
+    """Parametric complexity [N] in nats; larger = more surprising."""
+    found = [ifc.parametric_complexity(x, damping=damping) for (x,) in batches]
+    return torch.cat(found).numpy()
+
+
+def _measured(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """Metrics of every test set against the network's own test data."""
+    return {name: vars(ood_metrics(scores["in"], found)) for name, found in scores.items() if name != "in"}
+
+
+def _network(settings: Settings, _: Results) -> dict[str, float]:
+    subject = settings.subject
+    loss, accuracy = evaluate(subject.network(), subject.batches(subject.parts()[2]))
+    return {"test_accuracy": accuracy, "test_loss": loss}
+
+
+def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
+    """AUROC of strangers against validation images, for every beta and damping."""
+    subject = settings.subject
+    known, validation, _ = subject.parts()
+    known = sample(known, settings.fit_examples or len(known), settings.seed)
+    own = sample(validation, 2 * settings.tuning_images, settings.seed)
+    half = torch.arange(len(own)) % 2 == 0
+    inside, base = own.take(half.nonzero()[:, 0], "even"), own.take((~half).nonzero()[:, 0], "odd")
+    outside = {kind: strangers.make(kind, base, settings.seed) for kind in settings.tuning}
+    rows = []
+    for ifc in fit_grid(subject.network(), settings.betas, subject.batches(known)):
+        for multiple in settings.dampings:
+            score = partial(_complexity, ifc, damping=Relative(multiple))
+            known_scores = score(subject.inputs(inside))
+            aurocs = {
+                kind: ood_metrics(known_scores, score(subject.inputs(data))).auroc for kind, data in outside.items()
+            }
+            mean = float(np.mean(list(aurocs.values())))
+            rows.append({"beta": ifc.beta, "damping": multiple, "mean": mean, "auroc": aurocs})
+    best = max(rows, key=lambda row: row["mean"])
+    return {"beta": best["beta"], "damping": best["damping"], "grid": rows}
+
+
+def _ifcomp(settings: Settings, results: Results) -> dict[str, Any]:
+    """Metrics of the tuned, the paper's and the default beta and damping."""
+    tuned = results["tuning"]
+    paper = settings.paper_damping / settings.paper_beta**2
+    choices: dict[str, tuple[float, Any]] = {
+        IFCOMP: (tuned["beta"], Relative(tuned["damping"])),
+        AS_PAPER: (settings.paper_beta, paper),
+        DEFAULT: (1.0, OOD_DAMPING),
+    }
+    train, loaders = _loaders(settings)
+    betas = list(dict.fromkeys(beta for beta, _ in choices.values()))
+    fits = dict(zip(betas, fit_grid(settings.subject.network(), betas, train), strict=True))
+    return {
+        name: {
+            "beta": beta,
+            "damping": repr(damping),
+            "sets": _measured({key: _complexity(fits[beta], data, damping) for key, data in loaders.items()}),
+        }
+        for name, (beta, damping) in choices.items()
+    }
+
+
+def _detector(settings: Settings, name: str, _: Results) -> dict[str, Any]:
+    train, loaders = _loaders(settings)
+    return {"sets": _measured(ood_scores(name, settings.subject.network(), train, loaders, seed=settings.seed))}
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """Train, tune, score, then one detector after the other."""
+    found: dict[str, Step] = {
+        "network": partial(_network, settings),
+        "tuning": partial(_tuning, settings),
+        "ifcomp": partial(_ifcomp, settings),
+    }
+    return found | {f"detector {name}": partial(_detector, settings, name) for name in settings.detectors}
+
+
+def summary(record: Record) -> dict[str, dict[str, float]]:
+    """For every method the AUROC in percent: mean over near and far sets, and of every set."""
+    methods = dict(record.results.get("ifcomp", {}))
+    prefix = "detector "
+    methods |= {name.removeprefix(prefix): row for name, row in record.results.items() if name.startswith(prefix)}
+    found = {}
+    for name, row in methods.items():
+        aurocs = {key: 100 * metrics["auroc"] for key, metrics in row["sets"].items()}
+        means = {split: float(np.mean([aurocs[key] for key in record.settings[split]])) for split in ("near", "far")}
+        found[name] = means | aurocs
+    return found
+
+
+def _paper(record: Record, method: str) -> tuple[float, float] | None:
+    """The paper's near and far AUROC of a method on this data."""
+    known = PAPER_NUMBERS.get(record.settings["subject"]["data"], {})
+    return known.get("IF-COMP" if method == IFCOMP else PAPER_NAMES.get(method, method))
+
+
+def table(record: Record) -> str:
+    """Methods from the best to the worst mean of near and far."""
+    settings, tuned = record.settings, record.results["tuning"]
+    columns = ["near", "far", *settings["near"], *settings["far"], *settings["also"]]
+    found = sorted(summary(record).items(), key=lambda item: -(item[1]["near"] + item[1]["far"]))
+    rows = []
+    for name, values in found:
+        published = _paper(record, name)
+        cells = [f"{values[column]:.2f}" for column in columns]
+        bold = f"**{name}**" if name == IFCOMP else name
+        rows.append([bold, *cells, f"{published[0]:.2f} / {published[1]:.2f}" if published else ""])
+    words = (
+        f"AUROC in percent, {settings['images']:,} images a set; near: {', '.join(settings['near'])}; far: "
+        f"{', '.join(settings['far'])}. Network: {settings['subject']['model']}, test accuracy "
+        f"{100 * record.results['network']['test_accuracy']:.2f} %. Tuned on {', '.join(settings['tuning'])} made from "
+        f"validation images: beta {tuned['beta']:g}, damping {tuned['damping']:g} times the mean. Detectors have the "
+        "parameters of pytorch-ood, not tuned. The paper's far sets also have textures and places.\n\n"
+    )
+    return words + markdown(["method", *columns, "paper, near / far"], rows)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Near and far AUROC of every method, the best on top."""
+    found = sorted(summary(record).items(), key=lambda item: item[1]["near"] + item[1]["far"])
+    figure.set_size_inches(8, 1.5 + 0.24 * len(found))
+    axes = figure.add_subplot()
+    places = np.arange(len(found))
+    low = max(0.0, min(values[split] for _, values in found for split in ("near", "far")) - 2)
+    for offset, split, colour in ((0.2, "near", "tab:blue"), (-0.2, "far", "tab:orange")):
+        axes.barh(places + offset, [values[split] for _, values in found], 0.4, label=split, color=colour)
+        for place, (name, _) in enumerate(found):
+            published = _paper(record, name)
+            if published:
+                axes.plot(published[split == "far"], place + offset, "k|", markersize=8)
+    axes.plot([], [], "k|", label="paper")
+    axes.set_yticks(places, [name for name, _ in found])
+    for label, (name, _) in zip(axes.get_yticklabels(), found, strict=True):
+        label.set_fontweight("bold" if name.startswith("IF-COMP") else "normal")
+    axes.set(xlabel="AUROC (%), larger is better", xlim=(low, 100.3), ylim=(-0.7, len(found) - 0.3))
+    axes.legend(loc="lower left")
+
+
+def claims(record: Record) -> list[Claim]:
+    """High AUROC, and above every other detector."""
+    found, data = summary(record), record.settings["subject"]["data"]
+    ours = found[IFCOMP]
+    published = _paper(record, IFCOMP)
+    others = {name: values for name, values in found.items() if not name.startswith("IF-COMP")}
+    made = []
+    for index, split in enumerate(("near", "far")):
+        best = max(others, key=lambda name: others[name][split])
+        number = f"{published[index]:.2f}" if published else "no number"
+        made.append(
+            Claim(
+                f"{data}: parametric complexity detects {split} inputs better than every other detector",
+                f"{number}; best of 20 others is lower",
+                f"{ours[split]:.2f}; best of {len(others)} others: {best} {others[best][split]:.2f}",
+                ours[split] > others[best][split],
+            )
+        )
+    return made
+
+
+STUDY = Study("ood", "Out-of-distribution detection: AUROC near and far", PRESETS, _needs, steps, table, draw, claims)

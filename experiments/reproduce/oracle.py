@@ -1,0 +1,181 @@
+"""Parametric complexity beside hindsight models that were really trained (the paper's figure of pNML validation)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from experiments.datasets import load
+from experiments.recipes import PAPER, QUICK
+from experiments.reproduce.paper import ORACLE as PAPER_NUMBERS
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from experiments.reproduce.subject import Subject, sample
+from experiments.runs import cache_folder
+from ifcomp import IFComp
+from ifcomp.baselines.acnml import Acnml
+from ifcomp.baselines.gradients import gradnorm
+from ifcomp.oracle import hindsight
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = ("GradNorm", "Self-IF", "ACNML-EKFAC", "IF-COMP")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study.
+
+    Attributes:
+        subject: The network.
+        sets: Data sets whose test images get every label; the first is the network's own.
+        images: Of each.
+        training: Examples to stay close on, n.
+        beta: Inverse temperature.
+        lam: Weight of the squared distance; the damping is ``lam / (n beta^2)``.
+        tolerance: Of the training of hindsight models, in nats.
+    """
+
+    subject: Subject
+    sets: tuple[str, ...]
+    images: int
+    training: int
+    beta: float = 1.0
+    lam: float = 100.0
+    tolerance: float = 0.05
+
+
+PRESETS = {
+    "digits": Settings(
+        Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200), ("digits",), 3, 60, tolerance=0.5
+    ),
+    "mnist": Settings(Subject("mnist", "lenet", QUICK, 5000), ("mnist", "fashion-mnist", "notmnist"), 4, 5000),
+    "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 4, 5000),
+    "paper": Settings(Subject("cifar10", "resnet18", PAPER, 5000), ("cifar10", "tinyimagenet", "mnist"), 20, 45000),
+}
+
+
+def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
+    return (settings.subject.data, "train"), *((name, "test") for name in settings.sets)
+
+
+def _inputs(settings: Settings, name: str) -> Tensor:
+    data = settings.subject.fitted_to(sample(load(name), settings.images, seed=2))
+    (x,) = next(iter(settings.subject.batches(replace(data, labels=None), settings.images)))
+    return x
+
+
+def _known(settings: Settings) -> Any:
+    return settings.subject.batches(sample(settings.subject.parts()[0], settings.training))
+
+
+def _truth(settings: Settings, name: str, _: Results) -> dict[str, Any]:
+    """Trained hindsight models; pairs of image and label are kept, so a stopped run goes on."""
+    folder = cache_folder() / "oracle"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = hindsight(
+        settings.subject.network(),
+        _known(settings),
+        _inputs(settings, name),
+        beta=settings.beta,
+        lam=settings.lam,
+        tolerance=settings.tolerance,
+        results=folder / "study.jsonl",
+    )
+    return {
+        "complexity": found.parametric_complexity.tolist(),
+        "converged": int(found.converged.sum()),
+        "pairs": found.converged.numel(),
+    }
+
+
+def _methods(settings: Settings, name: str, _: Results) -> dict[str, list[float]]:
+    """What every method says about the complexity of every image; larger = more surprising."""
+    model, x = settings.subject.network(), _inputs(settings, name)
+    damping = settings.lam / (settings.training * settings.beta**2)
+    ifc = IFComp(model, settings.beta, fisher="exact", damping=damping).fit(_known(settings))
+    influence = ifc.influence(x)
+    acnml = Acnml.from_ekfac(model, ifc.factors, damping=damping)
+    predicted = ifc.predict_proba(x, alpha=0.0).argmax(1, keepdim=True)
+    found = {
+        "GradNorm": gradnorm(model, [x]),
+        "Self-IF": influence.gather(1, predicted).squeeze(1),
+        "ACNML-EKFAC": acnml.hindsight_proba(x).sum(1).log(),
+        "IF-COMP": ifc.parametric_complexity(x),
+    }
+    return {key: np.asarray(values).tolist() for key, values in found.items()}
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """The cheap methods first, then the hindsight models of one data set after the other."""
+    found: dict[str, Step] = {f"{name}, methods": partial(_methods, settings, name) for name in settings.sets}
+    return found | {f"{name}, truth": partial(_truth, settings, name) for name in settings.sets}
+
+
+def correlations(record: Record) -> dict[str, dict[str, float]]:
+    """Pearson's R of every method with the truth, by data set and over all."""
+    done = [name for name in record.settings["sets"] if f"{name}, truth" in record.results]
+    found = {}
+    for group, names in {**{name: [name] for name in done}, "all": done}.items():
+        truth = [value for name in names for value in record.results[f"{name}, truth"]["complexity"]]
+        found[group] = {method: float(np.corrcoef(truth, _values(record, names, method))[0, 1]) for method in METHODS}
+    return found
+
+
+def _values(record: Record, names: list[str], method: str) -> list[float]:
+    return [value for name in names for value in record.results[f"{name}, methods"][method]]
+
+
+def table(record: Record) -> str:
+    """Methods by data set."""
+    found, settings = correlations(record), record.settings
+    rows = [
+        [method, *(f"{found[group][method]:.3f}" for group in found), " / ".join(f"{v:.3f}" for v in published)]
+        for method, published in PAPER_NUMBERS.items()
+    ]
+    truth = [row for name, row in record.results.items() if name.endswith(", truth")]
+    pairs = sum(row["converged"] for row in truth), sum(row["pairs"] for row in truth)
+    words = (
+        f"Pearson's R with the parametric complexity of trained hindsight models, {settings['images']} images a set "
+        f"({settings['subject']['model']}, n = {settings['training']}, lambda = {settings['lam']:g}); {pairs[0]} of "
+        f"{pairs[1]} pairs of image and label converged.\n\n"
+    )
+    return words + markdown(["method", *found, "paper: CIFAR-10 / CIFAR-100 / MNIST / all"], rows)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Bars as in the paper."""
+    axes, found = figure.add_subplot(), correlations(record)
+    for index, method in enumerate(METHODS):
+        places = np.arange(len(found)) + 0.2 * (index - 1.5)
+        axes.bar(places, [row[method] for row in found.values()], 0.2, label=method)
+    axes.set_xticks(range(len(found)), list(found))
+    axes.axhline(0, color="k", linewidth=0.8)
+    axes.set(ylabel="Pearson R")
+    axes.legend()
+
+
+def claims(record: Record) -> list[Claim]:
+    """The highest correlation, on the network's own data and over all."""
+    found, made = correlations(record), []
+    for group, place in ((record.settings["sets"][0], 0), ("all", 3)):
+        others = {method: found[group][method] for method in METHODS if method != "IF-COMP"}
+        best = max(others, key=others.__getitem__)
+        made.append(
+            Claim(
+                f"{group}: IF-COMP correlates best with trained hindsight models",
+                f"{PAPER_NUMBERS['IF-COMP'][place]:.3f}",
+                f"{found[group]['IF-COMP']:.3f}; best other: {best} {others[best]:.3f}",
+                found[group]["IF-COMP"] > others[best],
+            )
+        )
+    return made
+
+
+STUDY = Study("oracle", "Validation of the complexity by training", PRESETS, _needs, steps, table, draw, claims)

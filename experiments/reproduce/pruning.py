@@ -1,0 +1,214 @@
+"""Accuracy after training on less data, the lowest scores dropped first (the paper's figure of data pruning).
+
+Clean labels. Every network sees as many batches as the one on all data: epochs grow by 1 / (1 - fraction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from experiments.recipes import PAPER, QUICK, Recipe
+from experiments.reproduce.mislabel import checkpoints_until
+from experiments.reproduce.paper import PRUNING as PAPER_NUMBERS
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from experiments.reproduce.subject import Subject, sample
+from experiments.training import evaluate
+from ifcomp import IFComp
+from ifcomp.baselines.gradients import grand, tracin
+from ifcomp.baselines.losses import el2n
+from ifcomp.scores import ScoreTable
+from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_DAMPING
+from ifcomp.tasks.pruning import keep_lists
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = ("EL2N", "GraNd", "TracIn", "IF-COMP", "Self-IF", "random")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study.
+
+    Attributes:
+        subject: The network, trained on all data; its recipe must keep weights on the way for TracIn.
+        fractions: Of the data to drop.
+        seeds: Of the trainings on what is left.
+        short_runs: How many networks EL2N and GraNd average.
+        short_epochs: For how long those are trained.
+        fit_examples: For the curvature.
+    """
+
+    subject: Subject
+    fractions: tuple[float, ...]
+    seeds: tuple[int, ...]
+    short_runs: int
+    short_epochs: int
+    fit_examples: int
+
+
+_RECIPE = replace(QUICK, epochs=8, checkpoint_every=2)
+PRESETS = {
+    "digits": Settings(
+        Subject("digits", "lenet", replace(_RECIPE, epochs=4, batch_size=8, checkpoint_every=2), 200, 300),
+        (0.5,),
+        (0, 1),
+        1,
+        1,
+        150,
+    ),
+    "mnist": Settings(Subject("fashion-mnist", "lenet", _RECIPE, 5000, 5000), (0.3, 0.6), (0, 1, 2), 3, 1, 5000),
+    "cifar10": Settings(
+        Subject("cifar10", "resnet20", Recipe("one-cycle", 20, 0.1, augment=True, checkpoint_every=4), 5000, 20000),
+        (0.1, 0.3, 0.5, 0.7),
+        (0, 1, 2),
+        3,
+        2,
+        5000,
+    ),
+    "paper": Settings(
+        Subject("cifar10", "resnet18", PAPER, 5000),
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
+        (0, 1, 2, 3, 4),
+        10,
+        20,
+        45000,
+    ),
+}
+
+
+def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
+    return (settings.subject.data, "train"), (settings.subject.data, "test")
+
+
+def _accuracy(subject: Subject, data: Any) -> float:
+    """Test accuracy of the network after its last epoch on ``data``."""
+    test = subject.parts()[2]
+    return evaluate(subject.training(data, None).model(), subject.batches(test))[1]
+
+
+def _none(settings: Settings, seed: int, _: Results) -> float:
+    subject = replace(settings.subject, seed=seed)
+    return _accuracy(subject, subject.parts()[0])
+
+
+def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
+    """Every training example's rank by every method's score; larger = kept longer."""
+    subject = settings.subject
+    data = subject.parts()[0]
+    batches, trained = subject.batches(data), subject.training(data, None)
+    short = [
+        replace(subject, seed=subject.seed + 1 + run).training(data, None, until=settings.short_epochs).model()
+        for run in range(settings.short_runs)
+    ]
+    ifc = IFComp(trained.model(), AUDIT_BETA, fisher="exact", damping=AUDIT_DAMPING)
+    audit = ifc.fit(subject.batches(sample(data, settings.fit_examples, subject.seed))).score(batches)
+    found = {
+        "EL2N": el2n(short, batches),
+        "GraNd": grand(short, batches),
+        "TracIn": tracin(checkpoints_until(trained, subject.recipe.epochs), batches),
+        "IF-COMP": audit.column("stochastic_complexity"),
+        "Self-IF": audit.column("influence"),
+        "random": np.random.default_rng(subject.seed).random(len(data)),
+    }
+    return {name: np.argsort(np.argsort(values, kind="stable")).tolist() for name, values in found.items()}
+
+
+def kept(ranks: list[int], labels: torch.Tensor, fraction: float) -> torch.Tensor:
+    """Positions of the training examples to keep, the lowest ranks dropped."""
+    columns = {"index": range(len(ranks)), "label": labels.numpy(), "stochastic_complexity": ranks}
+    lists = keep_lists(ScoreTable(pd.DataFrame(columns), {}), [fraction])
+    return torch.from_numpy(lists[fraction])
+
+
+def _pruned(settings: Settings, method: str, fraction: float, seed: int, results: Results) -> float:
+    data = settings.subject.parts()[0]
+    positions = kept(results["ranks"][method], data.labels, fraction)
+    recipe = settings.subject.recipe.stretched(1 / (1 - fraction))
+    subject = replace(settings.subject, recipe=recipe, seed=seed)
+    return _accuracy(subject, data.take(positions, f"{method}-{fraction:g}"))
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """Train on all data, score it, then train on what is left."""
+    found: dict[str, Step] = {f"none, seed {seed}": partial(_none, settings, seed) for seed in settings.seeds}
+    found["ranks"] = partial(_ranks, settings)
+    for fraction in settings.fractions:
+        for method in METHODS:
+            for seed in settings.seeds:
+                step = partial(_pruned, settings, method, fraction, seed)
+                found[f"{method}, {fraction:g}, seed {seed}"] = step
+    return found
+
+
+def _over_seeds(record: Record, prefix: str) -> tuple[float, float] | None:
+    """Mean and standard deviation in percent."""
+    found = [100 * value for name, value in record.results.items() if name.startswith(f"{prefix}, seed ")]
+    return (float(np.mean(found)), float(np.std(found))) if found else None
+
+
+def summary(record: Record) -> dict[str, dict[float, tuple[float, float]]]:
+    """Accuracy of every method by fraction."""
+    found = {}
+    for method in METHODS:
+        rows = {fraction: _over_seeds(record, f"{method}, {fraction:g}") for fraction in record.settings["fractions"]}
+        found[method] = {fraction: row for fraction, row in rows.items() if row}
+    return found
+
+
+def table(record: Record) -> str:
+    """Methods by fraction."""
+    settings, whole = record.settings, _over_seeds(record, "none")
+    rows = [["no pruning", *(f"{whole[0]:.2f} ± {whole[1]:.2f}" for _ in settings["fractions"]), "95.28"]]
+    for method, found in summary(record).items():
+        cells = [f"{found[f][0]:.2f} ± {found[f][1]:.2f}" if f in found else "" for f in settings["fractions"]]
+        published = [f"{PAPER_NUMBERS[method].get(fraction, float('nan')):.2f}" for fraction in settings["fractions"]]
+        rows.append([method, *cells, " / ".join(published)])
+    words = (
+        f"Test accuracy in percent after dropping a share of {settings['subject']['data']} ("
+        f"{settings['subject']['examples'] or 'all'} training examples, {settings['subject']['model']}), mean and "
+        f"standard deviation over {len(settings['seeds'])} seeds. The paper's numbers: CIFAR-10, ResNet-18.\n\n"
+    )
+    return words + markdown(["method", *(f"{100 * f:g} % dropped" for f in settings["fractions"]), "paper"], rows)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Accuracy over the fraction, with standard deviations."""
+    axes = figure.add_subplot()
+    axes.axhline(_over_seeds(record, "none")[0], color="k", linestyle="--", label="no pruning")
+    for method, found in summary(record).items():
+        mean, spread = np.array(list(found.values())).T
+        (line,) = axes.plot(list(found), mean, marker="o", label=method)
+        axes.fill_between(list(found), mean - spread, mean + spread, color=line.get_color(), alpha=0.12)
+    axes.set(xlabel="fraction of data pruned", ylabel="test accuracy (%)")
+    axes.legend(loc="lower left")
+
+
+def claims(record: Record) -> list[Claim]:
+    """IF-COMP beside methods that need more, and beside chance."""
+    found, made = summary(record), []
+    for fraction in record.settings["fractions"]:
+        if not all(fraction in found[method] for method in METHODS):
+            continue
+        ours, others = found["IF-COMP"][fraction][0], ("EL2N", "GraNd", "TracIn")
+        best = max(others, key=lambda method: found[method][fraction][0])
+        spread = max(found[method][fraction][1] for method in METHODS)
+        text = f"{ours:.2f}; {best} {found[best][fraction][0]:.2f}; random {found['random'][fraction][0]:.2f}"
+        published = [PAPER_NUMBERS[name].get(fraction) for name in ("IF-COMP", best, "random")]
+        paper = "{:.2f}; {} {:.2f}; random {:.2f}".format(published[0], best, *published[1:]) if published[0] else ""
+        what = f"{record.settings['subject']['data']}, {100 * fraction:g} % pruned: IF-COMP"
+        similar = ours >= found[best][fraction][0] - 2 * spread
+        made.append(Claim(f"{what} is similar to methods that need checkpoints", paper, text, similar))
+        made.append(Claim(f"{what} is better than random", paper, text, ours > found["random"][fraction][0]))
+    return made
+
+
+STUDY = Study("pruning", "Dataset pruning: accuracy by share dropped", PRESETS, _needs, steps, table, draw, claims)

@@ -1,0 +1,120 @@
+"""Result files: written after every step, continued by the next run, and turned into tables, plots and claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.datasets import MissingDataError, load
+from experiments.reproduce.study import Record, Study
+from ifcomp.errors import SettingError, StorageError
+from ifcomp.files import written_atomically
+from ifcomp.progress import track
+
+SCHEMA = 1
+FILE = "result.json"
+_PACKAGES = ("ifcomp", "torch", "numpy", "scikit-learn", "scipy", "pytorch-ood", "cleanlab", "laplace-torch")
+
+
+def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None) -> Record:
+    """Run the steps that the result file does not have yet; the file is written after each.
+
+    Args:
+        study: What to run.
+        preset: Name of its settings.
+        folder: Of the result file.
+        progress: Show a progress bar; None shows it on terminals.
+
+    Raises:
+        SettingError: If there is no such preset, or the file was made with other settings.
+        MissingDataError: If data is missing; names all of it.
+    """
+    if preset not in study.presets:
+        raise SettingError(f"'{study.name}' has no preset '{preset}'. Choose one of {', '.join(study.presets)}.")
+    settings = study.presets[preset]
+    plain = json.loads(json.dumps(asdict(settings)))
+    record = Record(study.name, preset, plain, {}, {}, [])
+    if (folder / FILE).exists():
+        record = read(folder)
+        if record.settings != plain:
+            raise SettingError(
+                f"'{folder / FILE}' was made with other settings of '{preset}'. Delete it, or give another --out."
+            )
+    pending = {name: step for name, step in study.steps(settings).items() if name not in record.results}
+    if not pending:
+        return record
+    check_data(study.needs(settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [*record.runs, _circumstances(study.name, preset)]
+    for name, step in track(list(pending.items()), f"{study.name}, {preset}", progress):
+        began = time.perf_counter()
+        found = json.loads(json.dumps(step(record.results), allow_nan=False))
+        done = {"seconds": round(time.perf_counter() - began, 1), "run": len(runs) - 1}
+        results, steps = {**record.results, name: found}, {**record.steps, name: done}
+        record = Record(study.name, preset, plain, results, steps, runs)
+        with written_atomically(folder / FILE) as scratch:
+            scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
+    return record
+
+
+def read(folder: Path) -> Record:
+    """What a run has written so far.
+
+    Raises:
+        StorageError: If there is no result, or it is not one.
+    """
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_text())
+        if content.pop("schema") != SCHEMA:
+            raise StorageError(f"'{path}' is of another version of the experiments. Delete it and run again.")
+        return Record(**content)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"Cannot read results from '{path}' ({error}). Run without --plot-only first.") from error
+
+
+def check_data(needed: Any) -> None:
+    """Raise one MissingDataError that names everything that is missing."""
+    missing = []
+    for name, split in dict.fromkeys(needed):
+        try:
+            load(name, split)
+        except MissingDataError as error:
+            missing.append(str(error))
+    if missing:
+        raise MissingDataError("\n".join(missing))
+
+
+def _as_text(content: Any) -> str:
+    """Indented JSON in which lists of numbers and words take one line."""
+    text = json.dumps(content, indent=1)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
+
+
+def _circumstances(study: str, preset: str) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"ifcomp reproduce {study} --preset {preset}",
+        "versions": {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
+        "hardware": {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,75 @@
+"""Reliability diagrams under pixelation (the paper's figure of reliability): accuracy over confidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.reproduce import calibration
+from experiments.reproduce.calibration import METHODS, Settings, altered, probabilities
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from ifcomp.tasks.calibration import ReliabilityCurve, plot_reliability, reliability_curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Settings and networks are those of the study of calibration.
+PRESETS = {
+    name: replace(found, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
+    for name, found in calibration.PRESETS.items()
+}
+
+
+def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:
+    predict, found = METHODS[name](settings, results), {}
+    for severity in settings.severities:
+        data = altered(settings, settings.corruptions[0], severity)
+        curve = reliability_curve(probabilities(predict, settings.subject, data), data.labels)
+        found[str(severity)] = {key: np.round(value, 5).tolist() for key, value in vars(curve).items()}
+    return found
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """Tune as the study of calibration does, then one method after the other."""
+    tuning = {"tuning": calibration.steps(settings)["tuning"]}
+    return tuning | {name: partial(_method, settings, name) for name in METHODS}
+
+
+def curves(record: Record, severity: int) -> dict[str, ReliabilityCurve]:
+    """Of every method that is done."""
+    found = {name: record.results[name][str(severity)] for name in METHODS if name in record.results}
+    return {name: ReliabilityCurve(**{key: np.array(v) for key, v in row.items()}) for name, row in found.items()}
+
+
+def table(record: Record) -> str:
+    """ECE by severity."""
+    severities = record.settings["severities"]
+    found = {severity: curves(record, severity) for severity in severities}
+    rows = [[name, *(f"{found[s][name].ece:.3f}" for s in severities)] for name in found[severities[0]]]
+    words = f"ECE of {record.settings['images']} pixelated test images ({record.settings['subject']['data']}).\n\n"
+    return words + markdown(["method", *(f"pixelate {severity}" for severity in severities)], rows)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """One diagram a severity."""
+    severities = record.settings["severities"]
+    figure.set_size_inches(5 * len(severities), 5)
+    for axes, severity in zip(figure.subplots(1, len(severities)), severities, strict=True):
+        plot_reliability(curves(record, severity), axes)
+        axes.set_title(f"pixelate {severity}")
+        axes.legend(loc="upper left", fontsize=6)
+
+
+def claims(record: Record) -> list[Claim]:
+    """Better calibrated than ACNML at the strongest pixelation."""
+    found = curves(record, record.settings["severities"][-1])
+    ours, theirs = found[calibration.IFCOMP].ece, found["ACNML + SWAG-D"].ece
+    text = f"ECE {ours:.3f} and {theirs:.3f}"
+    return [Claim("pixelate 5: IF-COMP is better calibrated than ACNML", "figure only", text, ours < theirs)]
+
+
+STUDY = Study("reliability", "Reliability under pixelation", PRESETS, calibration.needs, steps, table, draw, claims)

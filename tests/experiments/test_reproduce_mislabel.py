@@ -1,0 +1,72 @@
+"""The studies of wrong labels, at the size of digits: mislabelled data, and the components over training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import reproduce
+from experiments.datasets import load, separate
+from experiments.reproduce import components, mislabel, noisy
+from experiments.reproduce.record import read
+from experiments.reproduce.study import Record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mislabel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+        patch.delenv("IFCOMP_DATA", raising=False)
+        for name in ("mislabel", "components"):
+            reproduce.reproduce(name, "digits", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Record:
+    return read(folder / "mislabel" / "digits")
+
+
+def test_mislabel(found: Record) -> None:
+    kind = "asymmetric 0.3"
+    early, late = (found.results[f"{kind}, {stage}"] for stage in ("early", "late"))
+    assert early.keys() == late.keys() == set(mislabel.METHODS)
+    assert early["loss"] > 0.85
+    assert early[mislabel.IFCOMP] > 0.8
+    assert early["cleanlab, self-confidence"] == pytest.approx(early["loss"], abs=1e-4)
+    assert early["EL2N"] == late["EL2N"]
+    train = found.results[f"{kind}, train"]
+    assert train["wrong"] == pytest.approx(0.3, abs=0.05)
+    assert train["early"]["memorised"] < train["late"]["memorised"]
+    assert train["checkpoints"][str(train["late"]["epoch"])] == train["late"]["memorised"]
+
+
+def test_a_claim_is_about_the_librarys_settings_and_the_best_other(found: Record) -> None:
+    for claim, stage in zip(mislabel.claims(found), noisy.STAGES, strict=True):
+        row = found.results[f"asymmetric 0.3, {stage}"]
+        others = [row[name] for name in ("TracIn", "EL2N", "GraNd", "Self-IF")]
+        assert claim.holds == (row[mislabel.IFCOMP] > max(others))
+    assert "95.7" in mislabel.claims(found)[0].paper
+
+
+def test_noise_follows_the_examples() -> None:
+    subject = mislabel.PRESETS["digits"].subject
+    made = noisy.prepare(subject, "symmetric 0.6")
+    clean, validation = separate(subject.fitted_to(load("digits", "train")), subject.held_out)
+    assert torch.equal(made.data.images, clean.images[:300])
+    assert torch.equal(made.wrong, made.data.labels != clean.labels[:300])
+    assert torch.equal(made.validation.labels, validation.labels)
+    assert 0.5 < made.wrong.double().mean() < 0.7
+
+
+def test_components(folder: Path, found: Record) -> None:
+    record = read(folder / "components" / "digits")
+    epochs = components._epochs(record)
+    assert list(epochs) == record.results["train"]["epochs"] == [4, 8, 12]
+    assert list(epochs[4]["complexity"]) == ["1.0", "0.001"]
+    shares = found.results["asymmetric 0.3, train"]["checkpoints"]
+    assert {str(epoch): row["memorised"] for epoch, row in epochs.items()} == shares
+    claims = components.claims(record)
+    assert claims[1].holds == (epochs[12]["complexity"]["0.001"] > epochs[12]["complexity"]["1.0"])
+    assert claims[2].holds == all(row["sum"] >= row["error"] for row in epochs.values())

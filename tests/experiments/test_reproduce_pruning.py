@@ -1,0 +1,43 @@
+"""The study of pruning, at the size of digits."""
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import reproduce
+from experiments.reproduce import pruning
+from experiments.reproduce.record import read
+from experiments.reproduce.study import Record
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    folder = tmp_path_factory.mktemp("pruning")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+        patch.delenv("IFCOMP_DATA", raising=False)
+        reproduce.reproduce("pruning", "digits", folder)
+    trainings = list((folder / "cache").glob("*-first300*"))
+    assert len(trainings) == 2 + 6 * 2  # seed 1 on all data is the short run gone on with
+    return read(folder / "pruning" / "digits")
+
+
+def test_digits(record: Record) -> None:
+    found = pruning.summary(record)
+    assert found.keys() == set(pruning.METHODS)
+    accuracies = [record.results[f"IF-COMP, 0.5, seed {seed}"] for seed in (0, 1)]
+    assert found["IF-COMP"][0.5] == pytest.approx((100 * np.mean(accuracies), 50 * abs(np.subtract(*accuracies))))
+    assert record.results["none, seed 0"] > 0.3
+    for ranks in record.results["ranks"].values():
+        assert sorted(ranks) == list(range(300))
+
+
+def test_the_lowest_are_dropped() -> None:
+    assert pruning.kept([3, 0, 2, 1, 4], torch.zeros(5, dtype=torch.long), 0.4).tolist() == [0, 2, 4]
+
+
+def test_claims(record: Record) -> None:
+    found = pruning.summary(record)
+    similar, better = pruning.claims(record)
+    assert better.holds == (found["IF-COMP"][0.5][0] > found["random"][0.5][0])
+    assert "94.86" in similar.paper
