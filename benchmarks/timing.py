@@ -1,42 +1,65 @@
 """Timing by turns, so that ratios hold while the machine's load changes, and a record of where it was done."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import gmtime, perf_counter, strftime
+from typing import Any
 
 import torch
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Times functions in turn: each once to warm up, then each once a round.
+@dataclass(frozen=True)
+class Timed:
+    """What a function took and gave.
+
+    Attributes:
+        seconds: Of every timed call.
+        value: What the last call returned.
+    """
+
+    seconds: list[float]
+    value: Any
+
+
+def timed(function: Callable[[], Any], calls: int = 1) -> Timed:
+    """Call a function some times, without warming up."""
+    return interleaved({"": function}, calls, warm_up=False)[""]
+
+
+def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True) -> dict[str, Timed]:
+    """Times functions in turn, each once a round.
 
     Args:
         functions: Name to a function without arguments that returns when its work is done.
         rounds: Number of timed rounds, at least 1.
-
-    Returns:
-        Name to the seconds of its fastest round.
+        warm_up: Call each once before; what takes many seconds does not need it.
     """
-    for function in functions.values():
-        function()
+    if warm_up:
+        for function in functions.values():
+            function()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
+    values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, function in functions.items():
             start = perf_counter()
-            function()
+            values[name] = function()
             seconds[name].append(perf_counter() - start)
-    return {name: min(times) for name, times in seconds.items()}
+    return {name: Timed(seconds[name], values[name]) for name in functions}
 
 
-def environment() -> dict[str, str | int | None]:
-    """Versions, processor, threads, date and commit (None outside a repository), as they belong in a result file."""
+def environment() -> dict[str, Any]:
+    """Versions, processor, threads, load, date and commit (None outside a repository), as result files have them."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
         "date": strftime("%Y-%m-%d", gmtime()),
         "commit": _commit(),
     }

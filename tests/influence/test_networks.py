@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from benchmarks.influence import plain_factors
 from benchmarks.references import paper_influence
+from benchmarks.suites.influence import plain_factors
 from experiments.models import LeNet, resnet20
 from ifcomp import IFComp, Relative
 

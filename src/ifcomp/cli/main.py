@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from ifcomp._version import __version__
-from ifcomp.cli import audit, calibrate, demo, fit, ood, predict, prune, report, reproduce, score
+from ifcomp.cli import audit, bench, calibrate, demo, fit, ood, predict, prune, report, reproduce, score
 from ifcomp.errors import IfcompError
 
 #: Exit code of a command that was used wrongly or given something that it cannot work with.
@@ -77,3 +77,4 @@ app.command(epilog=predict.EPILOG)(predict.predict)
 app.command(epilog=prune.EPILOG)(prune.prune)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
+app.command(epilog=bench.EPILOG)(bench.bench)

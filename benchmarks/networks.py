@@ -1,0 +1,57 @@
+"""The networks that are timed. Time does not depend on the weights, so they are not trained."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.suite import Setup
+from experiments.models import LeNet, resnet18, resnet20
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to time.
+
+    Attributes:
+        make: Builds it for K classes.
+        tiny: The same for K classes, narrower: what a tiny run takes instead.
+        shape: Of one input.
+        batch: Examples for the forward pass and ours.
+        few: Examples for what takes much longer.
+        sua: Whether the curvature shares one input basis over a kernel's offsets; the paper does so for ResNets only.
+    """
+
+    make: Callable[[int], nn.Module]
+    tiny: Callable[[int], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+    few: int
+    sua: bool
+
+    def model(self, classes: int, setup: Setup) -> nn.Module:
+        """In eval mode, with random weights that are always the same; sets the number of threads."""
+        torch.set_num_threads(setup.threads)
+        torch.manual_seed(0)
+        return (self.tiny if setup.tiny else self.make)(classes).eval()
+
+    def images(self, count: int) -> Tensor:
+        """Random inputs, always the same."""
+        return torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
+
+
+def plain_network(classes: int, width: int = 32) -> nn.Module:
+    """Conv2d and Linear layers only, 0.3 million parameters for ten classes: all that kronfluence covers."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(32 * width, 4 * width), nn.ReLU(), nn.Linear(4 * width, classes)),
+    )
+
+
+LENET = Network(LeNet, LeNet, (1, 28, 28), batch=256, few=64, sua=False)
+RESNET20 = Network(resnet20, resnet20, (3, 32, 32), batch=64, few=16, sua=True)
+RESNET18 = Network(resnet18, lambda classes: resnet18(classes, width=4), (3, 32, 32), batch=32, few=8, sua=True)
+PLAIN = Network(plain_network, lambda classes: plain_network(classes, 4), (3, 32, 32), batch=100, few=100, sua=False)

@@ -1,0 +1,66 @@
+"""A page of tables from the raw results: ``python -m benchmarks.page docs/speed.md``."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import profile, record
+from benchmarks.suite import Suite
+from benchmarks.suites import SUITES
+from benchmarks.tables import markdown_table
+from ifcomp.files import written_atomically
+
+INTRODUCTION = """# Speed
+
+Made by `python -m benchmarks.page` from the raw numbers in `benchmarks/results`, which `make bench` writes. What is
+compared was timed by turns in one run, and the best of several rounds counts. A *unit* is one forward pass of the same
+batch in eval mode with the same threads; times are milliseconds an example. Goals stand beside the figures.
+"""
+
+
+def page(folder: Path) -> str:
+    """Markdown: a chapter for every suite that has results, and where the time goes."""
+    chapters = [_chapter(suite, record.read(suite.name, folder)) for suite in SUITES.values()]
+    return "\n".join([INTRODUCTION, *filter(None, chapters), *_profiles(folder / "profile.json")])
+
+
+def _chapter(suite: Suite, runs: Sequence[record.Run]) -> str:
+    if not runs:
+        return ""
+    threads = sorted({run.threads for run in runs})
+    tables = [markdown_table(section, runs, own) for own in threads for section in suite.sections]
+    heading = f"## {suite.name}\n\n{suite.about[0].upper()}{suite.about[1:]}\n"
+    places = sorted({_place(run.environment) for run in runs})
+    command = f"`ifcomp bench {suite.name}`, about {suite.minutes:g} minutes. {' '.join(places)}\n"
+    return "\n".join([heading, *filter(None, tables), command])
+
+
+def _profiles(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text(encoding="utf-8"))
+    parts = [
+        "## Where the time goes\n\nMilliseconds an example and label, layer by layer, with T positions, O outputs and "
+        f"J inputs, K = {content['classes']}. {_place(content['environment'])}\n"
+    ]
+    for name, own in content["networks"].items():
+        found = profile.Profile([profile.LayerTime(**layer) for layer in own["layers"]], own["total"])
+        parts.append(f"{name}:\n\n{profile.markdown(found)}")
+    return parts
+
+
+def _place(environment: dict[str, Any]) -> str:
+    commit = (environment["commit"] or "unknown")[:7]
+    return f"{environment['cpu']}, torch {environment['torch']}, {environment['date']}, commit {commit}."
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the page to the path that is given."""
+    with written_atomically(arguments[0]) as scratch:
+        scratch.write_text(page(record.RESULTS), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""Raw results as JSON: one file a suite, one entry for each subject and number of threads."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suite import Measured, Times
+from ifcomp.files import written_atomically
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A subject, how and where it was measured, and what came out."""
+
+    subject: str
+    threads: int
+    environment: dict[str, Any]
+    measured: Measured
+
+
+def read(suite: str, folder: Path) -> list[Run]:
+    """What a folder has of a suite; nothing if it was never run."""
+    path = folder / f"{suite}.json"
+    if not path.exists():
+        return []
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return [Run(**(run | {"measured": _measured(**run["measured"])})) for run in runs]
+
+
+def write(suite: str, runs: Iterable[Run], folder: Path) -> None:
+    """Add runs to the file of a suite; they take the place of those of the same subject and threads."""
+    kept = {(run.subject, run.threads): run for run in [*read(suite, folder), *runs]}
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"suite": suite, "runs": [asdict(run) for run in kept.values()]}
+    with written_atomically(folder / f"{suite}.json") as scratch:
+        scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _measured(times: dict[str, Any], numbers: dict[str, float]) -> Measured:
+    return Measured({name: Times(**own) for name, own in times.items()}, numbers)

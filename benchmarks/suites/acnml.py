@@ -1,0 +1,68 @@
+"""The pNML distribution, against ACNML with the same EKFAC posterior."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.networks import LENET, RESNET18, Network
+from benchmarks.references import forward
+from benchmarks.suite import FORWARD, Goal, Measured, Section, Setup, Suite, milliseconds, times_faster, units
+from benchmarks.suites.influence import DAMPING, fitted
+from benchmarks.timing import interleaved
+from ifcomp.baselines.acnml import Acnml
+from ifcomp.batches import as_batch
+
+STEPS = 5
+#: As many as the posterior is made narrow for; with the few that are fitted here steps would be far too long.
+TRAINING_EXAMPLES = 50_000
+
+
+def measure(network: Network, classes: int, count: int, few: float, setup: Setup) -> Measured:
+    """Forward pass and ours over ``count`` examples, ACNML over ``few``, or over that part of one example's labels."""
+    ifc, x = fitted(network, classes, setup, setup.size(count))
+    assert ifc.factors is not None
+    few, scale = min(few, 1) if setup.tiny else few, 1e-4 * len(x) / TRAINING_EXAMPLES
+    acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=DAMPING, scale=scale, steps=STEPS)
+    both = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.predict_proba(x)}
+    measured = Measured()
+    measured.add(interleaved(both, setup.slow_rounds), len(x))
+    fit = partial(_fit_labels, acnml, x[:1], round(few * classes), classes) if few < 1 else None
+    slow = {"ACNML": fit or partial(acnml.predict_proba, x[: math.ceil(few)])}
+    measured.add(interleaved(slow, setup.slow_rounds, warm_up=False), few)
+    measured.add(interleaved(both, 1, warm_up=False), len(x))
+    return measured
+
+
+def _fit_labels(acnml: Acnml, x: Tensor, labels: int, classes: int) -> Tensor:
+    """ACNML's fits of some labels of one example. It fits each alone, so that all take ``classes / labels`` as long."""
+    base = {n: p.detach() for n, p in acnml.model.named_parameters() if n in acnml.covariance.names}
+    with torch.no_grad():
+        found = [acnml._fit(as_batch(x), torch.tensor([label]), classes, base) for label in range(labels)]
+    return torch.cat(found)
+
+
+SUITE = Suite(
+    "acnml",
+    "the pNML distribution over all labels, against ACNML, which takes 5 steps of the weights for every label, with "
+    "the same EKFAC factors.",
+    minutes=3,
+    sections=(
+        Section(
+            "pNML distribution, K = 10",
+            (
+                milliseconds("forward", FORWARD, ",.3f"),
+                milliseconds("ours", "ours"),
+                units("ours", "ours"),
+                milliseconds("ACNML", "ACNML", ",.0f"),
+                units("ACNML", "ACNML"),
+                times_faster("ACNML / ours", "ACNML", "ours", Goal("≥", 30.0)),
+            ),
+            {
+                "LeNet": partial(measure, LENET, 10, 256, 32),
+                "ResNet-18": partial(measure, RESNET18, 10, 16, 1),
+            },
+        ),
+    ),
+)

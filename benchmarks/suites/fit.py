@@ -1,0 +1,145 @@
+"""Fitting the curvature: in forward passes, and against kronfluence's EKFAC in time and memory."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from benchmarks.child import in_child, peak_memory
+from benchmarks.networks import LENET, PLAIN, RESNET18, RESNET20, Network
+from benchmarks.references import forward
+from benchmarks.suite import FORWARD, Column, Goal, Measured, Section, Setup, Suite, milliseconds, times_faster
+from benchmarks.timing import interleaved
+from ifcomp import IFComp
+
+CLASSES = 10
+NETWORKS = {"LeNet": LENET, "plain CNN": PLAIN}
+
+
+def measure_passes(network: Network, batches: tuple[int, int], setup: Setup) -> Measured:
+    """Fits over a smaller and a larger number of batches: their difference is what an example costs.
+
+    The rest, mostly eigendecompositions, does not grow with the data.
+    """
+    model, x = network.model(CLASSES, setup), network.images(setup.size(network.batch))
+    small, large = (1, 2) if setup.tiny else batches
+    functions: dict[str, Callable[[], Any]] = {
+        FORWARD: lambda: forward(model, x),
+        "small": lambda: IFComp(model, sua=True).fit([x] * small, progress=False),
+        "large": lambda: IFComp(model, sua=True).fit([x] * large, progress=False),
+    }
+    measured, rounds = Measured(), setup.slow_rounds
+    quick = interleaved({FORWARD: functions[FORWARD]}, setup.rounds)
+    measured.add(quick, len(x))
+    timed = interleaved(functions, rounds, warm_up=False)
+    measured.add({FORWARD: timed[FORWARD]}, len(x))
+    measured.add({"small": timed["small"]}, small * len(x))
+    measured.add({"large": timed["large"]}, large * len(x))
+    return measured
+
+
+def per_example(measured: Measured) -> float:
+    """Milliseconds of both passes for one more example."""
+    small, large = measured.times["small"], measured.times["large"]
+    return 1e3 * (min(large.seconds) - min(small.seconds)) / (large.examples - small.examples)
+
+
+def fixed_seconds(measured: Measured) -> float:
+    """Seconds of a fit that do not depend on the number of examples."""
+    small = measured.times["small"]
+    return min(small.seconds) - 1e-3 * per_example(measured) * small.examples
+
+
+def measure_kronfluence(name: str, count: int, setup: Setup) -> Measured:
+    """Time of both in turns, and the memory of each in a process of its own."""
+    from benchmarks.kronfluence_side import Kronfluence
+
+    network, count = NETWORKS[name], setup.size(count)
+    model, batch = network.model(CLASSES, setup), setup.size(PLAIN.batch)
+    data = labelled(network, count)
+    batches = list(zip(*(part.split(batch) for part in data.tensors), strict=True))
+    measured = Measured()
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = Kronfluence(model, Path(folder))
+        functions = {
+            "ours": lambda: IFComp(model, sua=False).fit(batches, progress=False),
+            "kronfluence": lambda: theirs.fit(data, batch),
+        }
+        measured.add(interleaved(functions, setup.slow_rounds), count)
+    for which in functions:
+        used = in_child(memory_of_fit, which, name, count, setup.threads, setup.tiny)
+        measured.numbers[f"{which} bytes"] = used
+    return measured
+
+
+def memory_of_fit(which: str, name: str, count: int, threads: int, tiny: bool) -> int:
+    """Bytes above those of model and data, for a process of its own."""
+    setup, network = Setup(threads, 1, tiny), NETWORKS[name]
+    model, batch, data = network.model(CLASSES, setup), setup.size(PLAIN.batch), labelled(network, count)
+    forward(model, data.tensors[0][:batch])
+    if which == "ours":
+        batches = list(zip(*(part.split(batch) for part in data.tensors), strict=True))
+        ifc = IFComp(model, sua=False)
+        return peak_memory(lambda: ifc.fit(batches, progress=False))
+    from benchmarks.kronfluence_side import Kronfluence
+
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = Kronfluence(model, Path(folder))
+        return peak_memory(lambda: theirs.fit(data, batch))
+
+
+def labelled(network: Network, count: int) -> TensorDataset:
+    """Random images with labels."""
+    return TensorDataset(network.images(count), torch.arange(count) % CLASSES)
+
+
+SUITE = Suite(
+    "fit",
+    "fitting the curvature with the default Fisher. An example's cost is that of one more example; eigendecompositions "
+    "come once a fit. Kronfluence fits the same EKFAC of networks of Conv2d and Linear layers, without SUA.",
+    minutes=7,
+    sections=(
+        Section(
+            "Both passes, SUA",
+            (
+                milliseconds("forward", FORWARD),
+                Column("an example, ms", per_example, ",.2f"),
+                Column(
+                    "an example, units",
+                    lambda measured: per_example(measured) / measured.milliseconds(FORWARD),
+                    ",.2f",
+                    Goal("≤", 8.0),
+                ),
+                Column("once a fit, seconds", fixed_seconds, ",.2f"),
+            ),
+            {
+                "ResNet-20": partial(measure_passes, RESNET20, (4, 12)),
+                "ResNet-18": partial(measure_passes, RESNET18, (2, 8)),
+            },
+        ),
+        Section(
+            "Against kronfluence's EKFAC",
+            (
+                milliseconds("ours", "ours"),
+                milliseconds("kronfluence", "kronfluence"),
+                times_faster("kronfluence / ours", "kronfluence", "ours", Goal("≥", 2.0)),
+                Column("ours, peak MB", lambda measured: measured.numbers["ours bytes"] / 1e6, ",.0f"),
+                Column("kronfluence, peak MB", lambda measured: measured.numbers["kronfluence bytes"] / 1e6, ",.0f"),
+                Column(
+                    "memory, ours / kronfluence",
+                    lambda measured: measured.numbers["ours bytes"] / measured.numbers["kronfluence bytes"],
+                    ",.2f",
+                    Goal("≤", 1.0),
+                ),
+            ),
+            {
+                "LeNet": partial(measure_kronfluence, "LeNet", 2000),
+                "plain CNN": partial(measure_kronfluence, "plain CNN", 1000),
+            },
+        ),
+    ),
+)

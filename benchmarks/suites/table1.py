@@ -1,0 +1,68 @@
+"""The paper's table of inference times (tab:timing): GradNorm, ACNML-EKFAC and IF-COMP, with its ratios beside ours."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from benchmarks.networks import LENET, RESNET18, Network
+from benchmarks.references import vmap_gradient_norm
+from benchmarks.suite import Column, Measured, Section, Setup, Suite, milliseconds, times_faster
+from benchmarks.suites import acnml
+from benchmarks.timing import timed
+from ifcomp.baselines.gradients import gradnorm
+
+#: Seconds an input on an A40 GPU, as published.
+PAPER: Mapping[str, Mapping[str, float]] = {
+    "LeNet, K = 10": {"GradNorm": 0.000226, "ACNML": 0.001770, "IF-COMP": 0.000241},
+    "ResNet-18, K = 10": {"GradNorm": 0.00336, "ACNML": 0.23183, "IF-COMP": 0.01576},
+    "ResNet-18, K = 100": {"GradNorm": 0.03783, "ACNML": 2.33628, "IF-COMP": 0.18883},
+}
+
+
+def measure(name: str, network: Network, classes: int, count: int, few: float, setup: Setup) -> Measured:
+    """What the suite on ACNML measures, the gradient norm with vmap and without, and the paper's ratios."""
+    measured = acnml.measure(network, classes, count, few, setup)
+    model, x = network.model(classes, setup), network.images(setup.size(count))
+    some = x[: setup.size(max(1, int(few)), 1)]
+    measured.add({"GradNorm, ours": timed(lambda: gradnorm(model, [x], progress=False), setup.slow_rounds)}, len(x))
+    chunk = max(1, 80 // classes)  # ten times the labels: an example at a time, as in the paper
+    measured.add(
+        {"GradNorm": timed(lambda: vmap_gradient_norm(model, some, chunk=chunk), setup.slow_rounds)}, len(some)
+    )
+    paper = PAPER[name]
+    measured.numbers["paper's ACNML / IF-COMP"] = paper["ACNML"] / paper["IF-COMP"]
+    measured.numbers["paper's GradNorm / IF-COMP"] = paper["GradNorm"] / paper["IF-COMP"]
+    return measured
+
+
+def _published(ratio: str) -> Column:
+    return Column(f"in the paper, {ratio}", lambda measured: measured.numbers[f"paper's {ratio}"], ",.2f")
+
+
+_SUBJECTS: Mapping[str, tuple[Network, int, int, float]] = {
+    "LeNet, K = 10": (LENET, 10, 256, 32),
+    "ResNet-18, K = 10": (RESNET18, 10, 16, 1),
+    "ResNet-18, K = 100": (RESNET18, 100, 4, 0.1),
+}
+
+SUITE = Suite(
+    "table1",
+    "the paper's table of inference times for the pNML distribution. GradNorm and ACNML use vmap as there; the "
+    "library's own gradient norm is shown beside. ACNML fits 10 of the 100 labels, and its time is taken times ten.",
+    minutes=6,
+    sections=(
+        Section(
+            "Time an input",
+            (
+                milliseconds("GradNorm", "GradNorm"),
+                milliseconds("ACNML-EKFAC", "ACNML"),
+                milliseconds("IF-COMP", "ours"),
+                times_faster("ACNML / IF-COMP", "ACNML", "ours"),
+                _published("ACNML / IF-COMP"),
+                times_faster("GradNorm / IF-COMP", "GradNorm", "ours"),
+                _published("GradNorm / IF-COMP"),
+                milliseconds("GradNorm without vmap", "GradNorm, ours"),
+            ),
+            {name: partial(measure, name, *own) for name, own in _SUBJECTS.items()},
+        ),
+    ),
+)
