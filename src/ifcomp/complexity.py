@@ -29,8 +29,7 @@ def pnml_distribution(
         count: n.
         alpha: 0 gives p itself.
         keep_argmax: Instead ``(p + c/K) / (1 + c)`` with ``c = alpha/n E[IF]``: as much doubt, spread evenly, so that
-        the predicted
-            class never changes.
+            the predicted class never changes.
     """
     if keep_argmax:
         doubt = (alpha / count * expected_influence(probability, influence)).unsqueeze(1)

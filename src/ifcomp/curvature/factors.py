@@ -115,9 +115,8 @@ class BlockFactors:
     """The curvature of one block: ``Q diag(Lambda) Q^T``.
 
     Attributes:
-        second_moments: Lambda: mean over examples of the squared gradient in the eigenbasis. [G, O, J] for a Kronecker
-        block
-            ([1, D, V] for an embedding), [P] for a diagonal one.
+        second_moments: Lambda: mean over examples of the squared gradient in the eigenbasis. [G, O, J] for a
+            Kronecker block ([1, D, V] for an embedding), [P] for a diagonal one.
         basis: The eigenbasis; None for a diagonal block.
     """
 

@@ -1,0 +1,52 @@
+"""A gate in front of a service: refuse inputs that are unlike anything the model knows."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from ifcomp import IFComp
+from ifcomp.tasks.ood import OOD_DAMPING, ood_threshold
+
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16).float(), torch.tensor(labels)
+train, held_out, live = torch.randperm(len(y)).split([1000, 300, 497])
+
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+for _ in range(60):
+    for batch in train[torch.randperm(len(train))].split(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+
+# Offline: fit, choose the threshold on held-out inputs so that 95 % of them pass, keep the fit.
+ifc = IFComp(model, damping=OOD_DAMPING).fit([(x[train], y[train])])
+threshold = ood_threshold(ifc.parametric_complexity(x[held_out]), tpr=0.95)
+run = Path(tempfile.mkdtemp()) / "digits.ifcomp"
+ifc.save(run)
+
+# In the service: load the fit once, then ask the gate before every answer.
+gate = IFComp.load(run, model)
+
+
+def answer(inputs: Tensor) -> list[int | None]:
+    """The predicted class of each input, or None where the model should not be asked."""
+    strange = gate.parametric_complexity(inputs) > threshold
+    classes = model(inputs).argmax(1)
+    return [None if odd else int(predicted) for odd, predicted in zip(strange, classes, strict=True)]
+
+
+requests = {
+    "digits": x[live],
+    "inverted digits": 1 - x[live],
+    "shuffled pixels": x[live][:, torch.randperm(64)],
+    "uniform noise": torch.rand(497, 64),
+}
+print(f"threshold: {threshold:.3g} nats (parametric complexity; larger = more surprising)")
+for name, inputs in requests.items():
+    refused = sum(found is None for found in answer(inputs))
+    print(f"{name:16s} {refused:3d} of {len(inputs)} refused")

@@ -1,0 +1,45 @@
+"""Your image classifier: wrong labels, strange inputs, probabilities to trust."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ifcomp import IFComp
+from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+from ifcomp.tasks.ood import OOD_DAMPING
+
+# 1. Your data and your model, trained in your way. The model returns logits [batch, classes].
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
+train, test = TensorDataset(x[:1400], y[:1400]), TensorDataset(x[1400:], y[1400:])
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
+)
+optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+for _ in range(8):
+    for batch, target in DataLoader(train, batch_size=64, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch), target).backward()
+        optimizer.step()
+
+# 2. One fit: two passes over the training data, not shuffled.
+loader = DataLoader(train, batch_size=256)
+ifc = IFComp(model).fit(loader)
+print(ifc.coverage)
+
+# 3. Which training labels are suspicious?
+audit = audit_labels(ifc.score(loader, damping=AUDIT_DAMPING), fraction=0.002)
+print(audit.suspects[["index", "label", "suggested_label", "stochastic_complexity"]].to_string(index=False))
+
+# 4. Which inputs are unlike the training data? (nats; larger = more surprising)
+digit = x[1400:1401]
+print(ifc.parametric_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
+
+# 5. How far can predictions be trusted? Choose alpha on held-out data: see the page on settings.
+print(ifc.predict_proba(digit, alpha=1e-4).round(decimals=3))
+
+# 6. Keep the fit; load it with the same model later.
+ifc.save("images.ifcomp")
+ifc = IFComp.load("images.ifcomp", model)

@@ -1,0 +1,48 @@
+"""Your table: a small network on columns, wrong labels, strange rows, probabilities to trust."""
+
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from ifcomp import IFComp
+from ifcomp.tasks.calibration import calibration_summary
+from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tuning import tune
+
+# 1. Your table and your model. Scale the columns: a network needs it, and so does its curvature.
+torch.manual_seed(0)
+data = load_breast_cancer()
+parts = train_test_split(data.data, data.target, test_size=0.5, random_state=0, stratify=data.target)
+scaler = StandardScaler().fit(parts[0])
+x_train, x_other = (torch.tensor(scaler.transform(part)).float() for part in parts[:2])
+y_train, y_other = torch.tensor(parts[2]), torch.tensor(parts[3])
+x_validation, x_test, y_validation, y_test = x_other[:140], x_other[140:], y_other[:140], y_other[140:]
+model = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.Adam(model.parameters(), 0.01)
+for _ in range(100):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x_train), y_train).backward()
+    optimizer.step()
+
+# 2. One fit.
+train = [(x_train, y_train)]
+ifc = IFComp(model).fit(train)
+
+# 3. Which labels are suspicious?
+audit = audit_labels(ifc.score(train, damping=AUDIT_DAMPING), fraction=0.01)
+print(audit.suspects[["index", "label", "suggested_label", "stochastic_complexity"]].to_string(index=False))
+
+# 4. Which rows are strange? Here: the columns in another order. (nats; larger = more surprising)
+rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}
+for name, values in rows.items():
+    print(f"{name:16s} median {ifc.parametric_complexity(values, damping=OOD_DAMPING).median():.2f} nats")
+
+# 5. Probabilities to trust: settings that are best on validation rows, measured on test rows.
+tuned = tune(model, train, [(x_validation, y_validation)])
+own, calibrated = model(x_test).softmax(1).detach(), tuned.predict_proba(x_test)
+for name, probability in {"softmax": own, f"ifcomp, alpha {tuned.alpha:g}": calibrated}.items():
+    summary = calibration_summary(probability, y_test)
+    print(f"{name:22s} NLL {summary['nll']:.3f} nats, ECE {summary['ece']:.3f}, accuracy {summary['accuracy']:.3f}")

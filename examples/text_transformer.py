@@ -1,0 +1,57 @@
+"""A transformer that sorts texts by topic: suspicious labels, strange texts, batches as Hugging Face has them."""
+
+import random
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from ifcomp import IFComp
+from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+from ifcomp.tasks.ood import OOD_DAMPING
+
+TOPICS = {
+    "kitchen": "oven flour butter salt pepper onion pan soup bread knife recipe stir bake boil".split(),
+    "weather": "rain cloud storm wind sunny frost fog snow forecast humid thunder breeze hail warm".split(),
+    "sport": "goal team match coach league score player ball referee stadium win race sprint medal".split(),
+}
+FILLER = "the a with and then before after some very quite we they saw had it was in on".split()
+WORDS = ["[PAD]", *FILLER, *(word for words in TOPICS.values() for word in words)]
+random.seed(0), torch.manual_seed(0)
+
+
+def text(topic: str) -> str:
+    """A sentence with a few words of the topic."""
+    words = random.sample(TOPICS[topic], 3) + random.choices(FILLER, k=random.randint(3, 7))
+    return " ".join(random.sample(words, len(words)))
+
+
+def encode(texts: list[str], labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """What a tokenizer gives: padded ids, the attention mask, and the labels."""
+    ids = torch.tensor([([WORDS.index(word) for word in one.split()] + [0] * 10)[:10] for one in texts])
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    return batch if labels is None else batch | {"labels": labels}
+
+
+labels = torch.arange(600) % 3
+texts = [text(list(TOPICS)[label]) for label in labels]
+labels[::40] = (labels[::40] + 1) % 3  # 15 wrong labels
+
+sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=10, num_labels=3, **sizes)
+model = BertForSequenceClassification(config)
+optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+for _ in range(6):
+    for rows in torch.randperm(600).split(30):
+        optimizer.zero_grad()
+        model(**encode([texts[row] for row in rows], labels[rows])).loss.backward()
+        optimizer.step()
+
+batches = [encode(texts[i : i + 100], labels[i : i + 100]) for i in range(0, 600, 100)]
+ifc = IFComp(model).fit(batches)
+print(str(ifc.coverage).splitlines()[-1])
+audit = audit_labels(ifc.score(batches, damping=AUDIT_DAMPING))
+for row in audit.suspects.head(3).itertuples():
+    print(f"{row.stochastic_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
+print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
+strange = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
+print("surprise of a usual and of a mixed text:", strange.column("surprise").round(2))

@@ -1,0 +1,112 @@
+"""The documentation builds without a warning, its links lead somewhere, and it says what is so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ifcomp.cli.main
+from docs.tools import capture, hooks
+from ifcomp.tasks.ood import OOD_DAMPING
+
+ROOT = capture.ROOT
+MARKDOWN = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    call = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**capture.environment(), "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_every_local_link_of_the_site_has_a_target(site: Path) -> None:
+    pages = {path: path.read_text() for path in site.rglob("*.html") if path.name != "404.html"}
+    assert {"index.html", "start.html", "api.html", "command-line.html"} <= {path.name for path in pages}
+    for path, text in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            target, _, anchor = link.partition("#")
+            place = (path.parent / target).resolve() if target else path
+            place = place / "index.html" if place.is_dir() else place
+            assert place.exists(), f"{path.name}: {link}"
+            if anchor and place in pages:
+                assert f'id="{anchor}"' in pages[place], f"{path.name}: {link}"
+
+
+def test_every_command_and_every_public_name_is_on_the_site(site: Path) -> None:
+    reference = (site / "command-line.html").read_text()
+    for command in ifcomp.cli.main.app.registered_commands:
+        assert f'id="ifcomp-{command.callback.__name__}"' in reference
+    assert "[bold]" not in reference
+    api = (site / "api.html").read_text()
+    for name in ("ifcomp.IFComp.fit", "ifcomp.tuning.tune", "ifcomp.tasks.ood.flag_ood", "ifcomp.errors.ModelError"):
+        assert f'id="{name}"' in api
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_of_pages_in_the_root_folder_exist(page: Path) -> None:
+    links = [found.group(3) for found in hooks._LINK.finditer(page.read_text())]
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_the_readme_is_as_short_as_it_should_be() -> None:
+    readme = (ROOT / "README.md").read_text()
+    python = capture._PYTHON.search(readme)
+    shell = capture._SHELL.search(readme)
+    assert python is not None
+    assert shell is not None
+    assert len([line for line in python[2].splitlines() if line]) <= 8
+    assert python[4].count("\n") >= 5
+    assert 4 <= shell[2].count("$ ") <= 5
+    assert (ROOT / "docs" / "assets" / "overview.png").stat().st_size < 200_000
+
+
+def test_versions_in_the_comparison_are_those_of_the_requirements() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    header = next(line for line in (ROOT / "docs" / "compare.md").read_text().splitlines() if line.startswith("| | "))
+    names = {"curvlinops": "curvlinops-for-pytorch"}
+    shown = dict(re.findall(r"(\S+) (\d[\d.]*)", header))
+    assert shown == {name: pins[names.get(name, name)] for name in shown}
+    assert len(shown) == 5
+
+
+def test_the_dampings_that_the_pages_name_are_those_of_the_code() -> None:
+    settings = (ROOT / "docs" / "settings.md").read_text()
+    assert (
+        f"OOD_DAMPING = Relative({OOD_DAMPING.multiple:g})".replace("0.0001", "1e-4").replace("e-05", "e-5") in settings
+    )
+
+
+def test_results_are_listed_whatever_is_there(tmp_path: Path) -> None:
+    assert "no results" in hooks.results(tmp_path / "missing")
+    (tmp_path / "index.md").write_text("# Results")
+    (tmp_path / "ood.md").write_text("# Strange inputs\n\n[code](../../x.py) [raw](ood.json) ![plot](no.png)")
+    (tmp_path / "ood.json").write_text("{}")
+    found = hooks.results(tmp_path)
+    assert "- [Strange inputs](ood.md)" in found
+    assert "- [ood.json](ood.json)" in found
+    assert "index.md" not in found
+
+
+def test_links_out_of_the_site_become_words() -> None:
+    text = "[how](start.md) [code](../src/ifcomp/scores.py) [web](https://arxiv.org) ![gone](assets/gone.png)"
+    expected = "[how](start.md) code [web](https://arxiv.org) (gone)"
+    assert hooks.unlinked(text, ROOT / "docs") == expected
+    assert hooks.moved("[how](docs/start.md)", ROOT / "docs") == "[how](start.md)"
+
+
+def test_marked_blocks_are_filled_with_what_they_print(tmp_path: Path) -> None:
+    page = (
+        "<!-- run: shell -->\n```console\n$ echo one > file\nold\n$ cat file\n```\n"
+        "<!-- run: python -->\n```python\nprint(open('file').read().strip() * 2)\n```\n\n```text\nold\n```\n"
+    )
+    found = capture.refreshed(page, str(tmp_path))
+    assert "$ echo one > file\n$ cat file\none\n```" in found
+    assert "```text\noneone\n```" in found
