@@ -54,8 +54,8 @@ def test_peaks_are_those_of_the_tensors(options: dict[str, Any]) -> None:
         ifc.fit(batches)
     with Alive() as scoring:
         ifc.score(batches)
-    assert 0.75 < fitting.peak / found.fit_memory < 1.0
-    assert 0.75 < scoring.peak / found.score_memory < 1.0
+    assert 0.85 < fitting.peak / found.fit_memory < 1.0
+    assert 0.85 < scoring.peak / found.score_memory < 1.0
 
 
 @pytest.mark.usefixtures("quick")
@@ -84,7 +84,7 @@ def test_limits_hold_in_the_estimate_too() -> None:
     free, tight = estimate(net(), data()), estimate(net(), data(), max_memory="3MB")
     assert tight.fit_memory <= 3_000_000 < free.fit_memory
     assert tight.score_memory <= 3_000_000 < free.score_memory
-    with pytest.raises(MemoryLimitError, match="max_memory is 10.0 kB"):
+    with pytest.raises(MemoryLimitError, match=r"max_memory is 10\.0 kB"):
         estimate(net(), data(), max_memory="10kB")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import SLAB_ENTRIES
+from ifcomp.curvature.rotation import plan_rotation
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -59,17 +59,27 @@ def factor_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int
     return sum(inputs + fits * (moments + outputs) for moments, inputs, outputs in found)
 
 
+def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
+    """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
+    and, twice, rearranged for a matrix product.
+    """
+    fixed = footprint.graph + footprint.passing + max(footprint.gradients, 3 * footprint.widest_covered)
+    return examples * fixed + session.label_bytes(examples, cotangents)
+
+
 def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
-    """What the second pass holds for a piece: a recording, and two slabs of gradients."""
-    sizes = (
-        (block.groups * block.rows * block.columns, block.groups * block.columns, footprint.positions[block.name])
-        for block in session.kronecker
-        if isinstance(block, KroneckerBlock) and block.name in footprint.positions
-    )
-    slabs = [
-        min(examples * cotangents * whole, max(2 * SLAB_ENTRIES, row)) for whole, row, places in sizes if places > 1
-    ]
-    return session.recording_bytes(footprint, examples, cotangents) + 2 * max(slabs, default=0) * session.item_bytes
+    """What the second pass holds for a piece: a recording, and slabs of gradients, one more for each basis that is
+    applied to them; inputs are there only once by then.
+    """
+    slabs = [0]
+    for block in session.kronecker:
+        positions = footprint.positions.get(block.name, 0)
+        if isinstance(block, KroneckerBlock) and positions > 1:
+            plan = plan_rotation(block, positions, cotangents)
+            slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
+            slabs.append(slab * (1 + (not plan.inputs_first) + (not plan.outputs_first)))
+    beyond = max(0, max(slabs) * session.item_bytes - examples * footprint.widest)
+    return session.recording_bytes(footprint, examples, cotangents) + beyond
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:
@@ -107,7 +117,7 @@ def fit_steps(session: Session, fits: int, limit: int | None) -> list[tuple[Budg
     """What each of the two passes holds whatever the data is, within a limit, and for a piece."""
     item_bytes = session.item_bytes
     return [
-        (Budget(limit, covariance_bytes(session.kronecker, item_bytes, fits)), session.recording_bytes),
+        (Budget(limit, covariance_bytes(session.kronecker, item_bytes, fits)), partial(product_bytes, session)),
         (Budget(limit, factor_bytes(session.blocks, item_bytes, fits)), partial(slab_bytes, session)),
     ]
 

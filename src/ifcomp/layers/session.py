@@ -43,7 +43,9 @@ class Footprint:
         normalised: Inputs of normalisations, normalised.
         rows: Canonical output gradients of one cotangent: those that are stacked.
         positions: T of every Kronecker block that ran.
+        passing: The example itself, and the largest input of a layer, padded or rotated.
         widest: The largest canonical input of a block.
+        widest_covered: The largest of what input covariances are made from: less than that where offsets are shared.
     """
 
     graph: int
@@ -51,7 +53,9 @@ class Footprint:
     normalised: int
     rows: int
     positions: Mapping[str, int]
+    passing: int
     widest: int
+    widest_covered: int
 
 
 class Holds(Protocol):
@@ -234,6 +238,12 @@ class Session:
         inputs = [
             use.value.numel() for block in norms if block.has_weight for use in recording.uses.get(block.name, [])
         ]
+        columns = {block.name: block.groups * block.columns * positions[block.name] for block in kronecker}
+        covered = columns | {
+            block.name: sum(use.value.numel() for use in recording.uses[block.name])
+            for block in kronecker
+            if block.shared_offsets
+        }
         item = self.item_bytes
         return Footprint(
             graph=sum(kept.values()) + recording.logits.nbytes,
@@ -241,20 +251,28 @@ class Session:
             normalised=sum(inputs) * item,
             rows=(sum(rows.values()) + sum(block.size for block in norms)) * item,
             positions=positions,
-            widest=max((block.groups * block.columns * positions[block.name] * item for block in kronecker), default=0),
+            passing=sum(value.nbytes for value in example.tensors())
+            + 2 * max((use.value.nbytes for uses in recording.uses.values() for use in uses), default=0),
+            widest=max(columns.values(), default=0) * item,
+            widest_covered=max(covered.values(), default=0) * item,
         )
 
     def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
-        """What every step holds: a recording, one backward, the stacked output gradients, and one layer's inputs.
+        """What most work holds: a recording, one backward, the stacked output gradients, and one layer's inputs twice,
+        as they are unfolded and rotated.
 
-        A layer's inputs are there three times: as unfolded, rotated, and rearranged for a matrix product. Residuals
-        are in float64. Parameters that no rule covers have a graph and gradients of their own.
+        Parameters that no rule covers have a graph and gradients of their own. Labels are in float64.
         """
         others = sum(block.size for block in self.inventory.others) * self.item_bytes
         again = footprint.graph + footprint.gradients if others else 0
-        fixed = footprint.graph + footprint.normalised + max(footprint.gradients, 3 * footprint.widest) + again
-        each = footprint.rows + 2 * others + 8 * 2 * self.num_classes
-        return examples * (fixed + cotangents * each + 8 * 6 * self.num_classes)
+        fixed = footprint.graph + footprint.normalised + max(footprint.gradients, 2 * footprint.widest) + again
+        fixed += footprint.passing
+        each = footprint.rows + 2 * others
+        return examples * (fixed + cotangents * each) + self.label_bytes(examples, cotangents)
+
+    def label_bytes(self, examples: int, cotangents: int) -> int:
+        """Distributions over labels, and cotangents as they are made and used, in float64."""
+        return 8 * examples * self.num_classes * (6 + 2 * cotangents)
 
     def record(self, piece: Batch) -> Recording:
         """Run the model on a piece, inside `attached`."""
