@@ -568,7 +568,9 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
 
 @pytest.mark.parametrize(("labelled", "probes"), TABLES)
 def test_columns_are_those_that_can_be_known(labelled: bool, probes: int | None) -> None:
-    columns = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity", "surprise"]
+    columns = ["index", "prediction", "confidence", "expected_influence"]
+    columns += ["expected_influence_error"] if probes else []
+    columns += ["parametric_complexity", "surprise"]
     if labelled:
         columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
         columns += [] if probes else ["influence", "regret"]

@@ -9,6 +9,10 @@ class SettingError(IfcompError, ValueError):
     """A setting (beta, damping, alpha, layers, ...) is outside what is allowed."""
 
 
+class MemoryLimitError(SettingError):
+    """More memory is needed than is allowed or there; the message says how much, for what, and what to do."""
+
+
 class ModelError(IfcompError):
     """The model itself cannot be used as it is."""
 

@@ -148,7 +148,7 @@ def _whitened(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterable[tupl
     """Every piece with the whitened gradients of its labels, block by block."""
     session = evaluation.session
     with session.attached():
-        for piece in session.pieces(batches, 1, "needed"):
+        for piece, _ in session.pieces(batches, 1, "needed"):
             recording = session.record(piece)
             assert piece.labels is not None
             residual = label_residuals(

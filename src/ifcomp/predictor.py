@@ -17,7 +17,8 @@ from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbases
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
-from ifcomp.curvature.passes import factor_shapes, fit_covariances, fit_second_moments
+from ifcomp.curvature.holdings import check_factors, check_pieces, factor_shapes
+from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
     DataError,
@@ -34,7 +35,8 @@ from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
 from ifcomp.layers.registry import Selection, Sua
-from ifcomp.layers.session import Session
+from ifcomp.layers.session import Session, working_dtype
+from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
 from ifcomp.scoring import Evaluation, ScoreOptions, influences, pieces, score_frame
@@ -111,15 +113,20 @@ class IFComp:
         """Which parameters are covered and how. After `fit` as checked on the data."""
         return (self._session.inventory if self._session else self._inventory).coverage
 
-    def fit(self, data: Iterable[Any], *, progress: bool | None = None) -> Self:
+    def fit(self, data: Iterable[Any], *, max_memory: int | str | None = None, progress: bool | None = None) -> Self:
         """Estimate the curvature in two passes over the training data.
 
         Args:
             data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher;
                 integer ones are checked all the same.
+            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
+                None works in pieces of a sensible size, and asks only that the factors fit in what is there.
             progress: Show a progress bar; None shows it on terminals.
+
+        Raises:
+            MemoryLimitError: If it is too little; says what is needed, and by which layer.
         """
-        fit_together([self], data, progress=progress)
+        fit_together([self], data, max_memory=max_memory, progress=progress)
         return self
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
@@ -139,7 +146,7 @@ class IFComp:
         evaluation = self._evaluation(batch, damping)
         kernels = []
         with evaluation.session.attached():
-            for piece in pieces(evaluation, [batch], evaluation.factors.num_classes):
+            for piece in pieces(evaluation, [batch], evaluation.factors.num_classes, together=True):
                 size, classes = piece.logits.shape
                 axes = torch.eye(classes, dtype=torch.float64, device=piece.logits.device)
                 kernels.append(piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes)))
@@ -220,6 +227,7 @@ class IFComp:
         linearized: bool = False,
         probes: int | None = None,
         damping: Damping | None = None,
+        max_memory: int | str | None = None,
         progress: bool | None = None,
     ) -> ScoreTable:
         """Score a data set: one row an example, in order; label columns if the data has labels.
@@ -229,18 +237,24 @@ class IFComp:
             seen: Whether the model was trained on these labels.
             alpha: Weight of the example beside a training example.
             linearized: First-order parametric complexity.
-            probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels.
+            probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels, and
+                from two probes on adds the standard error of the estimate.
             damping: Overrides the predictor's.
+            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
+                None works in pieces of a sensible size.
             progress: Show a progress bar; None shows it on terminals.
+
+        Raises:
+            MemoryLimitError: If ``max_memory`` is too little; says what is needed.
         """
-        options = ScoreOptions(seen, alpha, linearized, probes)
+        options, limit = ScoreOptions(seen, alpha, linearized, probes), as_bytes(max_memory)
         check_data(data)
         progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
-        evaluation = self._evaluation(first, damping)
+        evaluation = replace(self._evaluation(first, damping), limit=limit)
         frame = gather_rows(score_frame(evaluation, own_slices(itertools.chain([first], batches)), options))
         settings = {
             **asdict(options),
@@ -419,7 +433,13 @@ class IFComp:
             raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
-def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress: bool | None = None) -> None:
+def fit_together(
+    predictors: Sequence[IFComp],
+    data: Iterable[Any],
+    *,
+    max_memory: int | str | None = None,
+    progress: bool | None = None,
+) -> None:
     """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
 
     Forward passes and input covariances are shared, so that a grid of betas costs little more than its backwards.
@@ -427,6 +447,7 @@ def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress:
     Args:
         predictors: Of the same model, with the same layers and ``sua``.
         data: As for `IFComp.fit`.
+        max_memory: As for `IFComp.fit`, for all of them together.
         progress: Show a progress bar; None shows it on terminals.
     """
     lead = predictors[0]
@@ -438,7 +459,9 @@ def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress:
             "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
         )
     check_data(data)
-    settings = [predictor.settings for predictor in predictors]
+    settings, limit = [predictor.settings for predictor in predictors], as_bytes(max_memory)
+    item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
+    check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
     progress = progress if ranks().rank == 0 else False
     with torch.inference_mode(False):
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
@@ -446,12 +469,15 @@ def fit_together(predictors: Sequence[IFComp], data: Iterable[Any], *, progress:
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
         session = Session(lead.model, lead._selection, first)
-        covariances = fit_covariances(session, own_slices(itertools.chain([first], batches)), settings)
+        check_pieces(session, first, settings, limit)
+        covariances = fit_covariances(session, own_slices(itertools.chain([first], batches)), settings, limit)
+        seen, bases = covariances[0].count, eigenbases(covariances)
+        del covariances  # before the second pass needs room
         again = as_batches(track(data, "pass 2 of 2: second moments", progress))
-        fits = fit_second_moments(session, own_slices(again), settings, eigenbases(covariances))
-    if fits[0].count != covariances[0].count:
+        fits = fit_second_moments(session, own_slices(again), settings, bases, limit)
+    if fits[0].count != seen:
         raise LengthChangedError(
-            f"The first pass saw {covariances[0].count} examples, the second {fits[0].count}. The data must give the "
+            f"The first pass saw {seen} examples, the second {fits[0].count}. The data must give the "
             "same examples each time it is iterated."
         )
     fingerprint = storage.fingerprint(lead.model)

@@ -23,6 +23,7 @@ DESCRIPTIONS: dict[str, str] = {
     "prediction": "the model's class (argmax)",
     "confidence": "probability of that class at inverse temperature beta",
     "expected_influence": "E[IF], expected Boltzmann influence over the model's own labels; larger = more surprising",
+    "expected_influence_error": "standard error of E[IF] where it is estimated from two or more probes; 0 = exact",
     "parametric_complexity": "log(1 + alpha/n E[IF]) in nats; larger = more surprising",
     "surprise": "E[IF] over its mean on training data; 1 = like a training example, larger = more surprising",
     "label": "the given label",

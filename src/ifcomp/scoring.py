@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import torch
@@ -12,22 +13,27 @@ from torch import Tensor
 from ifcomp import complexity
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Damping, Factors, check_number
-from ifcomp.curvature.labels import all_label_residuals, probabilities
+from ifcomp.curvature.labels import label_cotangents, probabilities
 from ifcomp.errors import DataError, SettingError
+from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
-from ifcomp.influence.probes import probe_cotangents
+from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights
-from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
+from ifcomp.layers.session import Session
+from ifcomp.memory import Budget
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Fitted curvature, inverted with one damping, and the model it belongs to."""
+    """Fitted curvature, inverted with one damping, and the model it belongs to; ``limit`` is what may be held, in
+    bytes.
+    """
 
     session: Session
     factors: Factors
     weights: Mapping[str, Weights]
     damping: Damping
+    limit: int | None = None
 
     @property
     def beta(self) -> float:
@@ -61,32 +67,70 @@ class ScoreOptions:
             raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
 
 
-def pieces(evaluation: Evaluation, batches: Iterable[Batch], cotangents: int) -> Iterator[Piece]:
-    """Record every batch in pieces that fit in memory; inside ``session.attached``."""
+def pieces(
+    evaluation: Evaluation, batches: Iterable[Batch], cotangents: int, together: bool = False
+) -> Iterator[Piece]:
+    """Record every batch in pieces that fit in memory; inside ``session.attached``.
+
+    What a piece evaluates is gone when the next is asked for.
+
+    Args:
+        evaluation: Fitted curvature.
+        batches: The data.
+        cotangents: How many there will be for each example.
+        together: Whether they are needed all at once.
+    """
     session = evaluation.session
-    for part in session.pieces(batches, cotangents, "optional"):
-        recording = session.record(part)
-        evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part)
-        yield Piece(part, recording.logits.detach(), probabilities(recording.logits, evaluation.beta), evaluator)
+    budget = Budget(evaluation.limit, weight_bytes(session))
+    holds = partial(form_bytes, session, evaluation.weights, cotangents)
+    for part, at_once in session.pieces(batches, cotangents, "optional", budget=budget, holds=holds, together=together):
+        piece = _piece(evaluation, part, at_once)
+        yield piece
+        piece.evaluator.release()
+
+
+def _piece(evaluation: Evaluation, part: Batch, at_once: int) -> Piece:
+    session = evaluation.session
+    recording = session.record(part)
+    evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part, at_once)
+    return Piece(part, recording.logits.detach(), probabilities(recording.logits, evaluation.beta), evaluator)
 
 
 def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
     """Every piece with the influence [B, K] of every label."""
-    for piece in pieces(evaluation, batches, min(evaluation.factors.num_classes, COTANGENTS_AT_ONCE)):
-        yield piece, piece.evaluator.forms(all_label_residuals(piece.probability))
+    for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
+        yield piece, piece.evaluator.forms(label_cotangents(piece.probability))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expected influence of a piece.
+
+    Attributes:
+        value: E[IF], [B].
+        influence: What it comes from, [B, K]; None if it is estimated from probes.
+        error: Standard error of an estimate, [B]; None where there is none, or it is from a single probe.
+    """
+
+    value: Tensor
+    influence: Tensor | None = None
+    error: Tensor | None = None
 
 
 def expected_influences(
     evaluation: Evaluation, batches: Iterable[Batch], probes: int | None
-) -> Iterator[tuple[Piece, Tensor, Tensor | None]]:
-    """Every piece with E[IF] [B], and the influence [B, K] it comes from unless it is estimated from probes."""
+) -> Iterator[tuple[Piece, Expected]]:
+    """Every piece with its E[IF], exact or from probes."""
     if probes is None:
         for piece, influence in influences(evaluation, batches):
-            yield piece, complexity.expected_influence(piece.probability, influence), influence
+            yield piece, Expected(complexity.expected_influence(piece.probability, influence), influence)
         return
-    for piece in pieces(evaluation, batches, min(probes, COTANGENTS_AT_ONCE)):
+    classes = evaluation.factors.num_classes
+    check_probes(probes, classes)
+    for piece in pieces(evaluation, batches, probes):
         cotangents = probe_cotangents(piece.probability, probes, evaluation.factors.settings.seed)
-        yield piece, piece.evaluator.forms(cotangents).sum(1), None
+        forms = piece.evaluator.forms(cotangents)
+        yield piece, Expected(forms.sum(1), error=standard_error(forms, classes) if probes > 1 else None)
 
 
 def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions) -> pd.DataFrame:
@@ -94,10 +138,11 @@ def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: Score
     typical = evaluation.factors.effective_parameters(evaluation.damping) or 1.0
     parts: list[dict[str, Tensor]] = []
     with evaluation.session.attached():
-        for piece, expected, influence in expected_influences(evaluation, batches, options.probes):
+        for piece, expected in expected_influences(evaluation, batches, options.probes):
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
             if piece.batch.labels is not None:
-                columns |= _label_columns(piece, columns["parametric_complexity"], influence, evaluation, options)
+                parametric = columns["parametric_complexity"]
+                columns |= _label_columns(piece, parametric, expected.influence, evaluation, options)
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
             parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     if not parts:
@@ -108,15 +153,19 @@ def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: Score
 
 
 def _input_columns(
-    piece: Piece, expected: Tensor, typical: float, count: int, options: ScoreOptions
+    piece: Piece, expected: Expected, typical: float, count: int, options: ScoreOptions
 ) -> dict[str, Tensor]:
     top = piece.probability.max(1)
+    error = {} if expected.error is None else {"expected_influence_error": expected.error}
     return {
         "prediction": piece.logits.argmax(1),
         "confidence": top.values,
-        "expected_influence": expected,
-        "parametric_complexity": complexity.parametric_complexity(expected, count, options.alpha, options.linearized),
-        "surprise": expected / typical,
+        "expected_influence": expected.value,
+        **error,
+        "parametric_complexity": complexity.parametric_complexity(
+            expected.value, count, options.alpha, options.linearized
+        ),
+        "surprise": expected.value / typical,
     }
 
 

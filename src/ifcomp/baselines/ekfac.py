@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Basis, Damping, Factors, inverse_curvature
-from ifcomp.curvature.passes import factor_shapes
+from ifcomp.curvature.holdings import factor_shapes
 from ifcomp.errors import FingerprintError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.inventory import with_known

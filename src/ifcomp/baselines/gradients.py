@@ -31,7 +31,7 @@ from ifcomp.curvature.labels import all_label_residuals, label_residuals, probab
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.influence.norms import squared_gradient_norms
 from ifcomp.layers.registry import Selection
-from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
+from ifcomp.layers.session import Session
 from ifcomp.progress import track
 
 
@@ -126,10 +126,10 @@ def _recordings(
         raise EmptyDataError("There is no example: the data is empty.")
     with torch.inference_mode(False):
         session = Session(model, Selection(sua=False), first)
-    cotangents = 1 if labelled else min(session.num_classes, COTANGENTS_AT_ONCE)
+    cotangents = 1 if labelled else session.num_classes
     everything = itertools.chain([first], batches)
     with session.attached():
-        for piece in session.pieces(everything, cotangents, "needed" if labelled else "unused"):
+        for piece, _ in session.pieces(everything, cotangents, "needed" if labelled else "unused"):
             recording = session.record(piece)
             p = probabilities(recording.logits, 1.0)
             yield piece, p, partial(squared_gradient_norms, session, recording, piece)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ifcomp.batches import as_batches, check_data, check_labels
 from ifcomp.curvature.factors import Damping
-from ifcomp.curvature.labels import label_residuals
+from ifcomp.curvature.labels import Cotangents, label_residuals
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.predictor import IFComp
 from ifcomp.progress import track
@@ -53,5 +53,6 @@ def self_influence(
     with evaluation.session.attached():
         for piece in pieces(evaluation, itertools.chain([first], batches), 1):
             labels = check_labels(piece.batch, evaluation.factors.num_classes).to(piece.probability.device)
-            found.append(piece.evaluator.forms(label_residuals(piece.probability, labels).unsqueeze(0)).squeeze(1))
+            residuals = Cotangents.of(label_residuals(piece.probability, labels).unsqueeze(0))
+            found.append(piece.evaluator.forms(residuals).squeeze(1))
     return torch.cat(found).cpu().numpy()

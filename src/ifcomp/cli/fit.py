@@ -40,15 +40,14 @@ def fit(
         typer.Option(help=f"Labels of the curvature; auto is exact up to {EXACT_UP_TO} classes, else sampled."),
     ] = options.Fisher.auto,
     label_samples: Annotated[int, typer.Option(min=1, help="Labels drawn for each example if sampled.")] = 1,
-    layers: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Only these: last, or names and patterns such as 'fc*'.")
-    ] = None,
+    layers: options.Layers = None,
     sua: Annotated[options.Sua, typer.Option(help="One input basis for all offsets of a kernel.")] = options.Sua.auto,
     damping: options.DampingText = None,
     seed: Annotated[int, typer.Option(help="Of the label samples and probes.")] = 0,
     skip_uncovered: Annotated[
         bool, typer.Option("--skip-uncovered", help="Leave out parameters that cannot be covered.")
     ] = False,
+    max_memory: options.MaxMemory = None,
     device: options.Device = "cpu",
 ) -> Outcome:
     """Fit the curvature of a trained model in two passes over its training data.
@@ -72,14 +71,14 @@ def fit(
     ifc = IFComp(
         network,
         beta,
-        layers=_layers(layers),
+        layers=options.layers(layers),
         damping=DEFAULT_DAMPING if chosen_damping is None else chosen_damping,
-        sua="auto" if sua is options.Sua.auto else sua is options.Sua.yes,
+        sua=options.sua(sua),
         fisher=choose_fisher(fisher, classes),
         label_samples=label_samples,
         seed=seed,
         skip_uncovered=skip_uncovered,
-    ).fit(source.batches())
+    ).fit(source.batches(), max_memory=max_memory)
     ifc.save(out)
     names = None if source.class_names is None else list(source.class_names)
     assert ifc.factors is not None
@@ -93,10 +92,6 @@ def choose_fisher(wanted: options.Fisher, classes: int) -> FisherKind:
     if wanted is options.Fisher.auto:
         return "exact" if classes <= EXACT_UP_TO else "sampled"
     return cast("FisherKind", wanted.value)
-
-
-def _layers(text: str | None) -> str | tuple[str, ...] | None:
-    return text if text == "last" else options.names(text)
 
 
 def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:

@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from ifcomp._version import __version__
-from ifcomp.cli import audit, bench, calibrate, demo, fit, ood, predict, prune, report, reproduce, score
+from ifcomp.cli import audit, bench, calibrate, demo, estimate, fit, ood, predict, prune, report, reproduce, score
 from ifcomp.errors import IfcompError
 
 #: Exit code of a command that was used wrongly or given something that it cannot work with.
@@ -68,6 +68,7 @@ def ifcomp(
 # The commands, in the order of the help. A command is a function in a file of its own, and its EPILOG the example that
 # its help ends with.
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=estimate.EPILOG)(estimate.estimate)
 app.command(epilog=fit.EPILOG)(fit.fit)
 app.command(epilog=score.EPILOG)(score.score)
 app.command(epilog=audit.EPILOG)(audit.audit)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -45,6 +45,14 @@ Probes = Annotated[
     typer.Option(
         min=1, help="Estimate complexity from so many random directions instead of all labels: quick for many classes."
     ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Hold no more than this beside model and data, such as 8GB; changes no result."),
+]
+
+Layers = Annotated[
+    str | None, typer.Option(metavar="A,B,C", help="Only these: last, or names and patterns such as 'fc*'.")
 ]
 
 TrainingData = Annotated[
@@ -151,6 +159,16 @@ class DataChoice:
 def names(text: str | None) -> tuple[str, ...] | None:
     """``a,b,c`` as a tuple."""
     return None if text is None else tuple(part.strip() for part in text.split(","))
+
+
+def layers(text: str | None) -> str | tuple[str, ...] | None:
+    """``last``, or names and patterns with commas between them."""
+    return text if text == "last" else names(text)
+
+
+def sua(wanted: Sua) -> Literal["auto"] | bool:
+    """As `IFComp` takes it."""
+    return "auto" if wanted is Sua.auto else wanted is Sua.yes
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...] | None:

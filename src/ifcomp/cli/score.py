@@ -43,6 +43,7 @@ def score(
         bool, typer.Option("--linearized", help="Complexity to first order, as in the paper; the order is the same.")
     ] = False,
     damping: options.DampingText = None,
+    max_memory: options.MaxMemory = None,
 ) -> Outcome:
     """Score data: prediction, confidence, surprise, complexity, and of labels error and regret.
 
@@ -58,7 +59,13 @@ def score(
     ScoreOptions(was_seen, alpha, linearized, probes)
     source = opened.source(data, reading)
     scores = opened.predictor(source).score(
-        source.batches(), seen=was_seen, alpha=alpha, linearized=linearized, probes=probes, damping=chosen_damping
+        source.batches(),
+        seen=was_seen,
+        alpha=alpha,
+        linearized=linearized,
+        probes=probes,
+        damping=chosen_damping,
+        max_memory=max_memory,
     )
     write_table(out, scores.frame, scores.descriptions, scores.settings, source)
     facts = {"run": run, "data": source.spec, "examples": len(scores), "settings": dict(scores.settings)}

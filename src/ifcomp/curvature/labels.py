@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import FitSettings
+
+
+@dataclass(frozen=True)
+class Cotangents:
+    """Vectors over the logits for every example, [count, B, K], made a few at a time: all of them take B K^2 numbers.
+
+    Attributes:
+        count: C.
+        make: Gives those of a slice.
+    """
+
+    count: int
+    make: Callable[[slice], Tensor]
+
+    @classmethod
+    def of(cls, values: Tensor) -> Cotangents:
+        """Cotangents [C, B, K] that are there already."""
+        return cls(len(values), values.__getitem__)
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """Up to ``size`` of them at a time, [C', B, K]."""
+        return (self.make(slice(first, min(first + size, self.count))) for first in range(0, self.count, size))
 
 
 def probabilities(logits: Tensor, beta: float) -> Tensor:
@@ -28,16 +53,21 @@ def label_residuals(probability: Tensor, labels: Tensor) -> Tensor:
     return residual
 
 
-def all_label_residuals(probability: Tensor) -> Tensor:
-    """``p - e_y`` for every label y, [K, B, K]."""
+def all_label_residuals(probability: Tensor, labels: slice = slice(None)) -> Tensor:
+    """``p - e_y`` for every label y of a slice, [C, B, K]."""
     size, classes = probability.shape
-    labels = torch.arange(classes, device=probability.device)
-    return torch.stack([label_residuals(probability, label.expand(size)) for label in labels])
+    chosen = torch.arange(classes, device=probability.device)[labels]
+    return torch.stack([label_residuals(probability, label.expand(size)) for label in chosen])
+
+
+def label_cotangents(probability: Tensor) -> Cotangents:
+    """``p - e_y`` for every label y."""
+    return Cotangents(probability.shape[1], lambda labels: all_label_residuals(probability, labels))
 
 
 def fisher_cotangents(
     logits: Tensor, settings: FitSettings, labels: Tensor | None, first_position: int, pass_index: int
-) -> Tensor:
+) -> Cotangents:
     """Cotangents v with ``E[v v^T] = E_y[(p - e_y)(p - e_y)^T]`` for each example, [C, B, K].
 
     Each is a label residual times the root of its weight: C = ``label_samples`` draws, all K labels weighted by p, or
@@ -56,11 +86,16 @@ def fisher_cotangents(
     """
     p = probabilities(logits, settings.beta)
     if settings.fisher == "exact":
-        return all_label_residuals(p) * p.T.sqrt().unsqueeze(-1)
+        return Cotangents(p.shape[1], lambda some: all_label_residuals(p, some) * p.T[some].sqrt().unsqueeze(-1))
     if settings.fisher == "empirical":
         assert labels is not None
-        return label_residuals(p, labels.to(p.device)).unsqueeze(0)
-    return torch.stack([_draw(p, settings, pass_index, first_position, draw) for draw in range(settings.label_samples)])
+        return Cotangents.of(label_residuals(p, labels.to(p.device)).unsqueeze(0))
+
+    def draw(some: slice) -> Tensor:
+        numbers = range(settings.label_samples)[some]
+        return torch.stack([_draw(p, settings, pass_index, first_position, number) for number in numbers])
+
+    return Cotangents(settings.label_samples, draw)
 
 
 def _draw(probability: Tensor, settings: FitSettings, pass_index: int, first_position: int, draw: int) -> Tensor:

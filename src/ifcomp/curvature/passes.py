@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
-from ifcomp.curvature.labels import fisher_cotangents
+from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents
+from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.rotation import (
     apply_basis,
     plan_rotation,
@@ -18,18 +19,26 @@ from ifcomp.curvature.rotation import (
     sum_equal_indices,
 )
 from ifcomp.distributed import add_up, total_count
-from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
+from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
-from ifcomp.layers.session import COTANGENTS_AT_ONCE, LabelUse, Session
+from ifcomp.layers.session import Holds, LabelUse, Session
+from ifcomp.memory import Budget
+
+#: What is done with a recorded piece: the piece, its recording, the cotangents for each of the settings, and how many
+#: of them to work on at once.
+_Work = Callable[[Batch, Recording, list[Cotangents], int], None]
 
 
-def fit_covariances(session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings]) -> list[Covariances]:
+def fit_covariances(
+    session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings], limit: int | None = None
+) -> list[Covariances]:
     """First pass: sums of the outer products of inputs and of output gradients.
 
     Args:
         session: The model and its blocks.
         batches: The training data.
         settings: How labels are chosen; one or several, which share the forward passes and the sums over inputs.
+        limit: Bytes that may be held in all.
 
     Returns:
         Covariances for each of the settings.
@@ -37,15 +46,15 @@ def fit_covariances(session: Session, batches: Iterable[Batch], settings: Sequen
     shapes = {block.name: factor_shapes(block) for block in session.kronecker}
     inputs = {name: None if shape is None else session.zeros(*shape) for name, (_, shape, _) in shapes.items()}
     outputs = [{name: session.zeros(*(shape or ())) for name, (_, _, shape) in shapes.items()} for _ in settings]
-    count = 0
-    with session.attached():
-        for recording, cotangents, _ in _recorded(session, batches, settings, pass_index=0):
-            count += recording.batch
-            with session.computing():
-                _add_input_products(inputs, session, recording)
-                for sums, own in zip(outputs, cotangents, strict=True):
-                    _add_output_products(sums, session, recording, own)
-    count = total_count(count, session.device)
+
+    def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
+        _add_input_products(inputs, session, recording)
+        for sums, own in zip(outputs, cotangents, strict=True):
+            for chunk in own.chunks(at_once):
+                _add_output_products(sums, session, recording, chunk)
+
+    step = fit_steps(session, len(settings), limit)[0]
+    count = _over_pieces(session, batches, settings, 0, add, *step)
     add_up(total for total in inputs.values() if total is not None)
     add_up(total for sums in outputs for total in sums.values())
     return [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, count) for sums in outputs]
@@ -56,22 +65,22 @@ def fit_second_moments(
     batches: Iterable[Batch],
     settings: Sequence[FitSettings],
     bases: Sequence[Mapping[str, Basis]],
+    limit: int | None = None,
 ) -> list[Factors]:
     """Second pass: mean squares of the per-example gradients in the eigenbasis of each of the settings, with fresh
     label samples.
     """
     totals = [{block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks} for _ in settings]
-    count = 0
-    with session.attached():
-        for recording, cotangents, piece in _recorded(session, batches, settings, pass_index=1):
-            count += recording.batch
-            with session.computing():
-                for sums, basis, own in zip(totals, bases, cotangents, strict=True):
-                    for chunk in own.split(COTANGENTS_AT_ONCE):
-                        _add_squares(sums, session, recording, basis, chunk)
-                        for name, found in session.other_gradients(piece, chunk).items():
-                            sums[name] += found.square_().sum((0, 1))
-    count = total_count(count, session.device)
+
+    def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
+        for sums, basis, own in zip(totals, bases, cotangents, strict=True):
+            for chunk in own.chunks(at_once):
+                _add_squares(sums, session, recording, basis, chunk)
+                for name, found in session.other_gradients(piece, chunk).items():
+                    sums[name] += found.square_().sum((0, 1))
+
+    step = fit_steps(session, len(settings), limit)[1]
+    count = _over_pieces(session, batches, settings, 1, add, *step)
     add_up(total for sums in totals for total in sums.values())
     return [
         Factors(
@@ -84,18 +93,39 @@ def fit_second_moments(
     ]
 
 
-def _recorded(
-    session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings], pass_index: int
-) -> Iterator[tuple[Recording, list[Tensor], Batch]]:
-    """Record every batch in pieces that fit in memory, with the cotangents of its labels for each of the settings."""
-    at_once = max(session.num_classes if own.fisher == "exact" else own.label_samples for own in settings)
+def _over_pieces(
+    session: Session,
+    batches: Iterable[Batch],
+    settings: Sequence[FitSettings],
+    pass_index: int,
+    work: _Work,
+    budget: Budget,
+    holds: Holds,
+) -> int:
+    """Record every batch in pieces that fit in memory, and work on each with the cotangents of its labels.
+
+    Nothing here refers to a recording once its work is done: it is gone before the next is made.
+
+    Returns:
+        The number of examples, over all processes.
+    """
+    count = 0
+    most = most_cotangents(session, settings)
     labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
-    for piece in session.pieces(batches, min(at_once, COTANGENTS_AT_ONCE), labels):
+
+    def one(piece: Batch, at_once: int) -> None:
         recording = session.record(piece)
-        cotangents = [
-            fisher_cotangents(recording.logits, own, piece.labels, piece.position, pass_index) for own in settings
-        ]
-        yield recording, cotangents, piece
+        with session.computing():
+            cotangents = [
+                fisher_cotangents(recording.logits, own, piece.labels, piece.position, pass_index) for own in settings
+            ]
+            work(piece, recording, cotangents, at_once)
+
+    with session.attached():
+        for piece, at_once in session.pieces(batches, most, labels, budget=budget, holds=holds):
+            one(piece, at_once)
+            count += piece.size
+    return total_count(count, session.device)
 
 
 def _add_input_products(sums: Mapping[str, Tensor | None], session: Session, recording: Recording) -> None:
@@ -114,16 +144,7 @@ def _add_output_products(
         gradients = recording.backward(cotangent)
         for block in filter(recording.used, session.kronecker):
             sums[block.name].add_(_output_products(recording, block, gradients))
-
-
-def factor_shapes(block: Block) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Shapes of a block's second moments, input basis and output basis; None where it has none."""
-    if isinstance(block, KroneckerBlock):
-        groups, rows = block.groups, block.rows
-        return (groups, rows, block.columns), (groups, block.channels, block.channels), (groups, rows, rows)
-    if isinstance(block, IndexedBlock):
-        return (1, block.width, block.entries), None, (1, block.width, block.width)
-    return (block.size,), None, None
+        del gradients  # before the next are made
 
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
@@ -161,6 +182,7 @@ def _add_squares(
                 _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
             elif isinstance(block, NormBlock):
                 sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
+        del gradients  # before the next are made
     for block in filter(recording.used, session.recorded):
         if isinstance(block, KroneckerBlock):
             rows = session.stacked_rows(block, recording, len(cotangents))

@@ -1,11 +1,16 @@
-"""Which kernel computes a block: the cost model, and the accuracy that it must not trade away."""
+"""Which kernel computes a block: the cost model, the accuracy that it must not trade away, and what it holds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
+from ifcomp.curvature.holdings import block_bytes, factor_bytes, slab_bytes
 from ifcomp.curvature.rotation import SLAB_ENTRIES
+from ifcomp.influence.kernels import _PAIR_ENTRIES
+from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import KroneckerBlock
+from ifcomp.layers.session import Footprint, Session
 
 Kernel = Literal["direct", "pairs"]
 
@@ -44,3 +49,49 @@ def pairs_cost(block: KroneckerBlock, positions: int, cotangents: int) -> float:
     pairs = positions * (positions + 1) / 2
     per_pair = block.rows * block.columns + _PER_MOVE * block.columns + cotangents * block.rows * _PER_MOVE
     return block.groups * pairs * per_pair
+
+
+def weight_bytes(session: Session) -> int:
+    """What scoring holds whatever the data is: a fit, the inverse curvature, and the roots of diagonal blocks."""
+    moments = {block.name: block_bytes(block, session.item_bytes)[0] for block in session.blocks}
+    roots = sum(size for name, size in moments.items() if name not in _kronecker_names(session))
+    return factor_bytes(session.blocks, session.item_bytes) + sum(moments.values()) + roots
+
+
+def form_bytes(
+    session: Session,
+    weights: Mapping[str, Weights],
+    total_cotangents: int,
+    footprint: Footprint,
+    examples: int,
+    cotangents: int,
+) -> int:
+    """What scoring holds for a piece: as the second pass of a fit, and the matrices of *pairs*.
+
+    These are kept where more cotangents follow than are worked on at once.
+
+    Args:
+        session: The model and its blocks.
+        weights: Inverse curvature by block.
+        total_cotangents: For each example.
+        footprint: Of an example.
+        examples: In the piece.
+        cotangents: At once.
+    """
+    matrices, passing = [0], [0]
+    for block in session.kronecker:
+        positions = footprint.positions.get(block.name, 0)
+        if not isinstance(block, KroneckerBlock) or not positions:
+            continue
+        if choose_kernel(block, positions, total_cotangents, weights[block.name].condition) == "pairs":
+            pairs = block.groups * positions * (positions + 1) // 2
+            products = min(examples * pairs * block.columns, max(_PAIR_ENTRIES, pairs * block.columns))
+            matrices.append(examples * block.groups * block.rows * positions**2)
+            by_output = 2 * examples * cotangents * block.groups * block.rows * positions
+            passing.append(max(products * (1 + 2 * block.rows // block.columns), by_output))
+    kept = sum(matrices) if total_cotangents > cotangents else max(matrices)
+    return slab_bytes(session, footprint, examples, cotangents) + (kept + max(passing)) * session.item_bytes
+
+
+def _kronecker_names(session: Session) -> set[str]:
+    return {block.name for block in session.recorded if isinstance(block, KroneckerBlock)}

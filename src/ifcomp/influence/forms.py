@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
+from ifcomp.curvature.labels import Cotangents
 from ifcomp.curvature.rotation import apply_basis, plan_rotation, sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
-from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
+from ifcomp.layers.session import Session
 
 
 class FormEvaluator:
@@ -33,6 +34,7 @@ class FormEvaluator:
         weights: Mapping[str, Weights],
         recording: Recording,
         batch: Batch,
+        at_once: int,
     ) -> None:
         """Bind a recording to the inverse curvature.
 
@@ -42,17 +44,23 @@ class FormEvaluator:
             weights: Inverse curvature by block.
             recording: The forward pass.
             batch: What was recorded.
+            at_once: How many cotangents to work on at once.
         """
         self._session, self._factors, self._weights = session, factors, weights
         self._recording, self._batch = recording, batch
+        self._at_once = at_once
         self._pairs: dict[str, Tensor] = {}
         self._root_cache: dict[str, Tensor] = {}
 
-    def forms(self, cotangents: Tensor) -> Tensor:
+    def forms(self, cotangents: Cotangents) -> Tensor:
         """``v^T M v`` for cotangents [C, B, K], as [B, C] in float64."""
-        chunks = cotangents.split(COTANGENTS_AT_ONCE)
         with self._session.computing():
-            return torch.cat([self._chunk_forms(chunk, len(cotangents)) for chunk in chunks], 1)
+            chunks = cotangents.chunks(self._at_once)
+            return torch.cat([self._chunk_forms(chunk, cotangents.count) for chunk in chunks], 1)
+
+    def release(self) -> None:
+        """Let go of the recording and all that was made from it; nothing can be evaluated any more."""
+        del self._recording, self._pairs
 
     def products(self, cotangents: Tensor) -> Tensor:
         """``v_c^T M v_d`` for cotangents [C, B, K], as [B, C, C] in float64. All C are held at once."""
@@ -66,7 +74,7 @@ class FormEvaluator:
         for block in self._used_kronecker():
             weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, size)
             if self._choice(block, size) == "pairs":
-                found = pair_products(self._pair_matrix(block), rows)
+                found = pair_products(self._pair_matrix(block, keep=False), rows)
             else:
                 found = direct_products(self._recording, block, basis, weights.values, rows)
             total += found.double() * weights.scale
@@ -81,7 +89,8 @@ class FormEvaluator:
         for block in self._used_kronecker():
             weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, len(cotangents))
             if self._choice(block, total_cotangents) == "pairs":
-                found = pair_forms(self._pair_matrix(block), rows)
+                more = total_cotangents > len(cotangents)
+                found = pair_forms(self._pair_matrix(block, keep=more), rows)
             else:
                 found = direct_forms(self._recording, block, basis, weights.values, rows)
             total += found.double() * weights.scale
@@ -104,6 +113,7 @@ class FormEvaluator:
                     rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
                 else:
                     whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
+            del gradients  # before the next are made
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
         return whitened
@@ -142,11 +152,13 @@ class FormEvaluator:
         condition = self._weights[block.name].condition
         return choose_kernel(block, self._recording.positions(block), cotangents, condition)
 
-    def _pair_matrix(self, block: KroneckerBlock) -> Tensor:
-        if block.name not in self._pairs:
-            values = self._weights[block.name].values
-            self._pairs[block.name] = pair_matrix(self._recording, block, self._basis(block), values)
-        return self._pairs[block.name]
+    def _pair_matrix(self, block: KroneckerBlock, keep: bool) -> Tensor:
+        found = self._pairs.get(block.name)
+        if found is None:
+            found = pair_matrix(self._recording, block, self._basis(block), self._weights[block.name].values)
+        if keep:
+            self._pairs[block.name] = found
+        return found
 
     def _basis(self, block: RecordedBlock) -> Basis:
         basis = self._factors.blocks[block.name].basis

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,11 @@ from ifcomp.layers.examine import examine
 from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.registry import Selection
+from ifcomp.memory import NO_LIMIT, Budget
 
 LabelUse = Literal["needed", "optional", "unused"]
 
-#: What one piece of a batch may hold, in bytes.
+#: What one piece of a batch may hold without a limit, in bytes.
 PIECE_BYTES = 384 * 2**20
 
 #: More examples in a piece gain nothing.
@@ -30,8 +32,36 @@ _MOST_EXAMPLES = 256
 #: Output gradients of so many cotangents are held at once: enough for large matrix products.
 COTANGENTS_AT_ONCE = 16
 
-#: Numbers that a recording holds for each number of a layer's output: the graph's activations and one layer's patches.
-_ENTRIES_PER_OUTPUT = 4
+
+@dataclass(frozen=True)
+class Footprint:
+    """What an example of a certain shape leaves behind, in bytes; measured on one.
+
+    Attributes:
+        graph: What autograd keeps for backward, and the inputs of layers.
+        gradients: Output gradients of one cotangent at all layers, and what backward needs on its way.
+        normalised: Inputs of normalisations, normalised.
+        rows: Canonical output gradients of one cotangent: those that are stacked.
+        positions: T of every Kronecker block that ran.
+        passing: The example itself, and the largest input of a layer, padded or rotated.
+        widest: The largest canonical input of a block.
+        widest_covered: The largest of what input covariances are made from: less than that where offsets are shared.
+    """
+
+    graph: int
+    gradients: int
+    normalised: int
+    rows: int
+    positions: Mapping[str, int]
+    passing: int
+    widest: int
+    widest_covered: int
+
+
+class Holds(Protocol):
+    """Bytes that a step holds for so many examples of a shape and so many cotangents at once."""
+
+    def __call__(self, footprint: Footprint, examples: int, cotangents: int) -> int: ...
 
 
 class Session:
@@ -54,10 +84,9 @@ class Session:
             likely: Layouts that an earlier session found.
             known: Names of the blocks that factors exist for already; empty for a new fit.
         """
-        doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self.model = model
         self.device = next(model.parameters()).device
-        self.dtype = torch.float64 if doubles else torch.float32
+        self.dtype = working_dtype(model)
         check_inputs(first_batch)
         start = with_known(model, selection, known)[1] if known else set()
         examined = examine(
@@ -75,17 +104,11 @@ class Session:
         self.layouts = examined.layouts
         self._tape = Tape(model, self.inventory.sites, examined.layouts, self.dtype)
         self._others = [block.name for block in self.inventory.others]
-        with self.attached():
-            recording = self._tape.record(first_batch.select(slice(0, 1)).to(self.device))
         self._room: dict[str, Tensor] = {}
-        self.num_classes = recording.logits.shape[1]
-        outputs = {
-            block: sum(use.shape.numel() for use in recording.uses.get(block.name, [])) for block in self.recorded
-        }
-        self._entries_per_cotangent = sum(
-            size for block, size in outputs.items() if not isinstance(block, NormBlock)
-        ) + sum(block.size for block in self.inventory.others)
-        self._entries_per_example = sum(outputs.values()) * _ENTRIES_PER_OUTPUT
+        self._footprints: dict[object, Footprint] = {}
+        self.num_classes = 0
+        with self.attached():
+            self.footprint(first_batch)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -107,11 +130,28 @@ class Session:
         with self.computing():
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The model in eval mode with hooks, for the length of the context."""
+        """The model in eval mode with hooks, for the length of the context.
+
+        Only covered parameters need gradients in it, so that autograd keeps nothing of the layers below the first.
+        """
+        covered = {id(self.model.get_parameter(name)) for block in self.blocks for name in block.parameters}
+        idle = [value for value in self.model.parameters() if value.requires_grad and id(value) not in covered]
         with self._tape.attached():
-            yield
+            try:
+                for parameter in idle:
+                    parameter.requires_grad_(False)
+                yield
+            finally:
+                for parameter in idle:
+                    parameter.requires_grad_(True)
+                self._room.clear()
 
     @staticmethod
     @contextmanager
@@ -120,17 +160,29 @@ class Session:
         with torch.inference_mode(False), torch.no_grad():
             yield
 
-    def pieces(self, batches: Iterable[Batch], cotangents: int, labels: LabelUse) -> Iterator[Batch]:
-        """Check batches and split them so that a piece's recording, with its cotangents, fits in memory.
+    def pieces(
+        self,
+        batches: Iterable[Batch],
+        cotangents: int,
+        labels: LabelUse,
+        *,
+        budget: Budget = NO_LIMIT,
+        holds: Holds | None = None,
+        together: bool = False,
+    ) -> Iterator[tuple[Batch, int]]:
+        """Check batches and split them so that the work on a piece fits in memory.
 
         Args:
             batches: What the user gave.
-            cotangents: How many will be held at once.
+            cotangents: How many there will be for each example.
             labels: Whether they must be there, are used if they are there, or are not used.
+            budget: What may be held.
+            holds: What the work on a piece holds; `recording_bytes` if nothing else is said.
+            together: Whether all cotangents are needed at once.
+
+        Yields:
+            A piece on the model's device, and how many cotangents to work on at once.
         """
-        entries = self._entries_per_example + cotangents * self._entries_per_cotangent
-        budget = PIECE_BYTES * 8 // torch.finfo(self.dtype).bits
-        size = max(1, min(_MOST_EXAMPLES, budget // max(entries, 1)))
         for batch in batches:
             check_inputs(batch)
             unlike_labels = batch.labels is None or (labels == "unused" and batch.labels.is_floating_point())
@@ -138,7 +190,89 @@ class Session:
                 batch = replace(batch, labels=check_labels(batch, self.num_classes))
             else:
                 batch = replace(batch, labels=None)
-            yield from (piece.to(self.device) for piece in batch.split(size))
+            size, at_once = self.plan(batch, cotangents, budget, holds or self.recording_bytes, together)
+            for piece in batch.split(size):
+                yield piece.to(self.device), at_once
+
+    def plan(
+        self, batch: Batch, cotangents: int, budget: Budget, holds: Holds, together: bool = False
+    ) -> tuple[int, int]:
+        """How many examples of a batch to record at once, and how many cotangents to work on; inside `attached`."""
+        wanted = cotangents if together else min(cotangents, COTANGENTS_AT_ONCE)
+        needs = partial(holds, self.footprint(batch))
+        return budget.plan(needs, min(_MOST_EXAMPLES, batch.size), wanted, PIECE_BYTES, together)
+
+    def footprint(self, batch: Batch) -> Footprint:
+        """What an example of this batch's shape leaves behind; inside `attached`."""
+        shape = (
+            *(_shape(value, batch.size) for value in batch.args),
+            *((key, _shape(value, batch.size)) for key, value in batch.kwargs.items()),
+        )
+        if shape not in self._footprints:
+            self._footprints[shape] = self._measure(batch.select(slice(0, 1)).to(self.device))
+        return self._footprints[shape]
+
+    def _measure(self, example: Batch) -> Footprint:
+        own = {value.untyped_storage().data_ptr() for value in (*self.model.parameters(), *self.model.buffers())}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.layout == torch.strided and (storage := tensor.untyped_storage()).data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            recording = self._tape.record(example)
+        self.num_classes = recording.logits.shape[1]
+        for uses in recording.uses.values():
+            for use in uses:
+                keep(use.value)
+        outputs = {
+            block.name: sum(use.shape.numel() for use in recording.uses.get(block.name, [])) for block in self.recorded
+        }
+        kronecker = [block for block in filter(recording.used, self.recorded) if isinstance(block, KroneckerBlock)]
+        positions = {block.name: recording.positions(block) for block in kronecker}
+        rows = {block.name: positions[block.name] * block.groups * block.rows for block in kronecker}
+        rows |= {block.name: outputs[block.name] for block in self.recorded if isinstance(block, IndexedBlock)}
+        norms = [block for block in self.recorded if isinstance(block, NormBlock)]
+        inputs = [
+            use.value.numel() for block in norms if block.has_weight for use in recording.uses.get(block.name, [])
+        ]
+        columns = {block.name: block.groups * block.columns * positions[block.name] for block in kronecker}
+        covered = columns | {
+            block.name: sum(use.value.numel() for use in recording.uses[block.name])
+            for block in kronecker
+            if block.shared_offsets
+        }
+        item = self.item_bytes
+        return Footprint(
+            graph=sum(kept.values()) + recording.logits.nbytes,
+            gradients=(sum(outputs.values()) + 2 * max(outputs.values(), default=0)) * item,
+            normalised=sum(inputs) * item,
+            rows=(sum(rows.values()) + sum(block.size for block in norms)) * item,
+            positions=positions,
+            passing=sum(value.nbytes for value in example.tensors())
+            + 2 * max((use.value.nbytes for uses in recording.uses.values() for use in uses), default=0),
+            widest=max(columns.values(), default=0) * item,
+            widest_covered=max(covered.values(), default=0) * item,
+        )
+
+    def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
+        """What most work holds: a recording, one backward, the stacked output gradients, and one layer's inputs twice,
+        as they are unfolded and rotated.
+
+        Parameters that no rule covers have a graph and gradients of their own. Labels are in float64.
+        """
+        others = sum(block.size for block in self.inventory.others) * self.item_bytes
+        again = footprint.graph + footprint.gradients if others else 0
+        fixed = footprint.graph + footprint.normalised + max(footprint.gradients, 2 * footprint.widest) + again
+        fixed += footprint.passing
+        each = footprint.rows + 2 * others
+        return examples * (fixed + cotangents * each) + self.label_bytes(examples, cotangents)
+
+    def label_bytes(self, examples: int, cotangents: int) -> int:
+        """Distributions over labels, and cotangents as they are made and used, in float64."""
+        return 8 * examples * self.num_classes * (6 + 2 * cotangents)
 
     def record(self, piece: Batch) -> Recording:
         """Run the model on a piece, inside `attached`."""
@@ -154,10 +288,10 @@ class Session:
         """
         shape = (recording.batch, block.groups, cotangents, block.rows, recording.positions(block))
         size = math.prod(shape)
-        room = self._room.get(block.name)
-        if room is None or len(room) < size:
-            self._room[block.name] = room = self.zeros(size)
-        return room[:size].view(shape)
+        if block.name not in self._room or len(self._room[block.name]) < size:
+            self._room.pop(block.name, None)  # before there are two
+            self._room[block.name] = self.zeros(size)
+        return self._room[block.name][:size].view(shape)
 
     def other_gradients(self, piece: Batch, cotangents: Tensor) -> dict[str, Tensor]:
         """Per-example gradients [C, B, P] of the parameters that no rule covers."""
@@ -165,3 +299,16 @@ class Session:
             return {}
         found = other_gradients(self.model, self._others, piece, cotangents)
         return {name: gradient.to(self.dtype) for name, gradient in found.items()}
+
+
+def working_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of canonical forms and factors: float64 for a model that has it, else float32."""
+    doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    return torch.float64 if doubles else torch.float32
+
+
+def _shape(value: Any, size: int) -> object:
+    """The shape of one example of an input, or of an input that has no batch axis."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape[1:]) if value.dim() and len(value) == size else tuple(value.shape), value.dtype

@@ -1,0 +1,139 @@
+"""What a fit holds, in bytes, and whether there is room for it: known before the first pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from ifcomp.batches import Batch
+from ifcomp.curvature.factors import FitSettings
+from ifcomp.curvature.rotation import plan_rotation
+from ifcomp.errors import MemoryLimitError
+from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
+from ifcomp.layers.session import Footprint, Holds, Session
+from ifcomp.memory import Budget, as_text
+
+#: Matrices in float64 that an eigendecomposition holds: the matrix, the identity, their sum, the vectors, and the work
+#: space of LAPACK's divide and conquer, two more.
+_EIGEN_MATRICES = 6
+
+#: Layers named in a message at most.
+_SHOWN = 5
+
+
+def factor_shapes(block: Block) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Shapes of a block's second moments, input basis and output basis; None where it has none."""
+    if isinstance(block, KroneckerBlock):
+        groups, rows = block.groups, block.rows
+        return (groups, rows, block.columns), (groups, block.channels, block.channels), (groups, rows, rows)
+    if isinstance(block, IndexedBlock):
+        return (1, block.width, block.entries), None, (1, block.width, block.width)
+    return (block.size,), None, None
+
+
+def block_bytes(block: Block, item_bytes: int) -> tuple[int, int, int]:
+    """Bytes of a block's second moments, input covariance (or basis) and output covariance (or basis)."""
+    moments, inputs, outputs = (0 if shape is None else math.prod(shape) * item_bytes for shape in factor_shapes(block))
+    return moments, inputs, outputs
+
+
+def covariance_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int:
+    """What the first pass holds whatever the data is: the covariances, and the largest once more while it is added."""
+    found = [block_bytes(block, item_bytes) for block in blocks]
+    return sum(inputs + fits * outputs for _, inputs, outputs in found) + max(
+        (max(own[1:]) for own in found), default=0
+    )
+
+
+def eigen_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int:
+    """What the eigendecompositions between the passes hold: covariances, bases, and one decomposition at work."""
+    found = [block_bytes(block, item_bytes) for block in blocks]
+    both = 2 * sum(inputs + fits * outputs for _, inputs, outputs in found)
+    return both + max((max(own[1:]) for own in found), default=0) * 8 * _EIGEN_MATRICES // item_bytes
+
+
+def factor_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int:
+    """What the second pass holds whatever the data is: eigenbases and second moments, those of a fit."""
+    found = [block_bytes(block, item_bytes) for block in blocks]
+    return sum(inputs + fits * (moments + outputs) for moments, inputs, outputs in found)
+
+
+def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
+    """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
+    and, twice, rearranged for a matrix product.
+    """
+    fixed = footprint.graph + footprint.passing + max(footprint.gradients, 3 * footprint.widest_covered)
+    return examples * fixed + session.label_bytes(examples, cotangents)
+
+
+def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
+    """What the second pass holds for a piece: a recording, and slabs of gradients, one more for each basis that is
+    applied to them; inputs are there only once by then.
+    """
+    slabs = [0]
+    for block in session.kronecker:
+        positions = footprint.positions.get(block.name, 0)
+        if isinstance(block, KroneckerBlock) and positions > 1:
+            plan = plan_rotation(block, positions, cotangents)
+            slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
+            slabs.append(slab * (1 + (not plan.inputs_first) + (not plan.outputs_first)))
+    beyond = max(0, max(slabs) * session.item_bytes - examples * footprint.widest)
+    return session.recording_bytes(footprint, examples, cotangents) + beyond
+
+
+def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:
+    """Cotangents that a fit needs for each example."""
+    return max(session.num_classes if own.fisher == "exact" else own.label_samples for own in settings)
+
+
+def check_factors(blocks: Sequence[Block], item_bytes: int, fits: int, limit: int | None, there: int | None) -> None:
+    """Raise MemoryLimitError if covariances, their eigenvectors or second moments alone need more than there is.
+
+    Args:
+        blocks: What is to be fitted.
+        item_bytes: Bytes of a number.
+        fits: How many fits are made together.
+        limit: Bytes that may be held, if the user says so.
+        there: Bytes that the system has left, if known.
+    """
+    room = min((size for size in (limit, there) if size is not None), default=None)
+    steps = (covariance_bytes, eigen_bytes, factor_bytes)
+    least = max(step(blocks, item_bytes, fits) for step in steps)
+    if room is None or least <= room:
+        return
+    sizes = sorted(((sum(block_bytes(block, item_bytes)), block) for block in blocks), key=lambda own: -own[0])
+    lines = [f"  {block.name or '(model)'}: {_described(block, item_bytes)}" for _, block in sizes[:_SHOWN]]
+    limited = "max_memory is" if limit is not None and limit == room else "there are only"
+    raise MemoryLimitError(
+        f"The factors of this fit need {as_text(least)} ({least:,} bytes) at their largest, but {limited} "
+        f"{as_text(room)}. The largest layers:\n" + "\n".join(lines) + "\nLeave layers out with layers=[...] or "
+        "requires_grad_(False), share one input basis over the offsets of convolutions with sua=True, or use a "
+        "machine with more memory."
+    )
+
+
+def fit_steps(session: Session, fits: int, limit: int | None) -> list[tuple[Budget, Holds]]:
+    """What each of the two passes holds whatever the data is, within a limit, and for a piece."""
+    item_bytes = session.item_bytes
+    return [
+        (Budget(limit, covariance_bytes(session.kronecker, item_bytes, fits)), partial(product_bytes, session)),
+        (Budget(limit, factor_bytes(session.blocks, item_bytes, fits)), partial(slab_bytes, session)),
+    ]
+
+
+def check_pieces(session: Session, first: Batch, settings: Sequence[FitSettings], limit: int | None) -> None:
+    """Raise MemoryLimitError if one example of the first batch does not fit in either pass."""
+    with session.attached():
+        for budget, holds in fit_steps(session, len(settings), limit):
+            session.plan(first, most_cotangents(session, settings), budget, holds)
+
+
+def _described(block: Block, item_bytes: int) -> str:
+    moments, inputs, outputs = block_bytes(block, item_bytes)
+    if isinstance(block, KroneckerBlock):
+        return (
+            f"{as_text(inputs)} for the covariance of {block.channels:,} inputs, {as_text(outputs)} for that of "
+            f"{block.rows:,} outputs, {as_text(moments)} for second moments"
+        )
+    return f"{as_text(moments + outputs)} for {block.size:,} parameters"
