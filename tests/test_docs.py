@@ -9,6 +9,7 @@ import pytest
 
 import ifcomp.cli.main
 from docs.tools import capture, hooks
+from ifcomp.cli.output import GATE
 from ifcomp.tasks.ood import OOD_DAMPING
 
 ROOT = capture.ROOT
@@ -45,6 +46,7 @@ def test_every_command_and_every_public_name_is_on_the_site(site: Path) -> None:
     for command in ifcomp.cli.main.app.registered_commands:
         assert f'id="ifcomp-{command.callback.__name__}"' in reference
     assert "[bold]" not in reference
+    assert f"{GATE} a gate was exceeded" in reference
     api = (site / "api.html").read_text()
     for name in ("ifcomp.IFComp.fit", "ifcomp.tuning.tune", "ifcomp.tasks.ood.flag_ood", "ifcomp.errors.ModelError"):
         assert f'id="{name}"' in api
