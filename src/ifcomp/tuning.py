@@ -114,8 +114,8 @@ def fit_grid(
         betas: Inverse temperatures.
         data: Training data, as for `IFComp.fit`.
         progress: Show a progress bar; None shows it on terminals.
-        **settings: Of `IFComp`. Here ``fisher`` is "exact" unless said otherwise: labels sampled from a confident
-            network carry next to no curvature.
+        **settings: Of `IFComp`. Here ``fisher`` is "exact" unless said otherwise: differences between betas should not
+            be those between label samples.
     """
     predictors = [IFComp(model, beta, **{"fisher": "exact", **settings}) for beta in betas]
     fit_together(predictors, data, progress=progress)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = "[bold]Example:[/bold] ifcomp fit net:build npz:train.npz --weights net.safetensors"
 
-#: Up to so many classes the expectation over all labels is worth its cost: one sampled label says next to nothing
-#: about a confident network.
+#: Up to so many classes the expectation over all labels is worth its cost: the fit then has no sampling error.
 EXACT_UP_TO = 100
 
 
