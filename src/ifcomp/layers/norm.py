@@ -106,6 +106,9 @@ def _affine(module: _BatchNorm, value: Tensor) -> Tensor:
     """
     if module.running_mean is None or module.running_var is None:
         return F.batch_norm(value, None, None, module.weight, module.bias, training=True, eps=module.eps)
+    if value.dtype != module.running_var.dtype:  # allowed or refused as PyTorch does
+        statistics = (module.running_mean, module.running_var)
+        return F.batch_norm(value, *statistics, module.weight, module.bias, eps=module.eps)
     slope = torch.rsqrt(module.running_var + module.eps)
     slope = slope if module.weight is None else slope * module.weight
     shift = -module.running_mean * slope
