@@ -19,7 +19,7 @@ from experiments.reproduce import (
 )
 from experiments.reproduce.study import Study
 from experiments.torchvision_shim import declare_missing_operators
-from ifcomp.errors import SettingError
+from ifcomp.errors import SettingError, StorageError
 
 #: Every study by its name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {
@@ -61,6 +61,9 @@ def reproduce(
     declare_missing_operators()
     study, folder = STUDIES[name], results / name / preset
     found = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
+    missing = record.unfinished(study, found)
+    if missing:
+        raise StorageError(f"'{name}', {preset}, is not finished: {', '.join(missing)}. Run without --plot-only first.")
     written = {str(folder / record.FILE): "all numbers, settings and versions"}
     written |= publish.publish(study, found, folder)
     return written | {str(publish.write_claims(STUDIES, results)): "the paper's claims beside what we find"}

@@ -285,23 +285,20 @@ def table(record: Record) -> str:
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Near and far AUROC of every method, the best on top."""
+    """What near and far AUROC lack to 100 % for every method, the best on top; logarithmic, because many come close."""
     found = sorted(summary(record).items(), key=lambda item: item[1]["near"] + item[1]["far"])
-    figure.set_size_inches(8, 1.5 + 0.24 * len(found))
-    axes = figure.add_subplot()
-    places = np.arange(len(found))
-    low = max(0.0, min(values[split] for _, values in found for split in ("near", "far")) - 2)
-    for offset, split, colour in ((0.2, "near", "tab:blue"), (-0.2, "far", "tab:orange")):
-        axes.barh(places + offset, [values[split] for _, values in found], 0.4, label=split, color=colour)
-        for place, (name, _) in enumerate(found):
-            published = _paper(record, name)
-            if published:
-                axes.plot(published[split == "far"], place + offset, "k|", markersize=8)
-    axes.plot([], [], "k|", label="paper")
+    figure.set_size_inches(8, 1.5 + 0.22 * len(found))
+    axes, places = figure.add_subplot(), np.arange(len(found))
+    for index, (split, colour) in enumerate((("near", "tab:blue"), ("far", "tab:orange"))):
+        axes.plot([100 - values[split] for _, values in found], places, "o", color=colour, label=split)
+        published = {place: _paper(record, name) for place, (name, _) in enumerate(found)}
+        known = {place: 100 - numbers[index] for place, numbers in published.items() if numbers}
+        axes.plot(list(known.values()), list(known), "x", color=colour, label=f"{split}, paper")
     axes.set_yticks(places, [name for name, _ in found])
     for label, (name, _) in zip(axes.get_yticklabels(), found, strict=True):
         label.set_fontweight("bold" if name.startswith("IF-COMP") else "normal")
-    axes.set(xlabel="AUROC (%), larger is better", xlim=(low, 100.3), ylim=(-0.7, len(found) - 0.3))
+    axes.set(xscale="log", xlabel="100 - AUROC (%), smaller is better", ylim=(-0.7, len(found) - 0.3))
+    axes.grid(axis="y", color="0.9")
     axes.legend(loc="lower left")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.reproduce.record import FILE, read
+from experiments.reproduce.record import FILE, read, unfinished
 from experiments.reproduce.study import PRESET_NAMES, Record, Study
 from ifcomp.files import written_atomically
 
@@ -31,7 +31,7 @@ def publish(study: Study, record: Record, folder: Path) -> dict[str, str]:
 
 
 def write_claims(studies: Mapping[str, Study], results: Path) -> Path:
-    """One row for each claim of the paper that any result under the folder speaks to."""
+    """One row for each claim of the paper that any finished result under the folder speaks to."""
     lines = [
         "# The paper's claims, and what we find",
         "",
@@ -45,6 +45,8 @@ def write_claims(studies: Mapping[str, Study], results: Path) -> Path:
         for preset in PRESET_NAMES:
             if (results / name / preset / FILE).exists():
                 record = read(results / name / preset)
+                if unfinished(study, record):
+                    continue
                 link = f"[{name}, {preset}]({name}/{preset}/table.md)"
                 lines += [
                     f"| {claim.claim} | {claim.paper} | {claim.ours} | {link} | {_ANSWERS[claim.holds]} |"

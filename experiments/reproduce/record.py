@@ -83,6 +83,12 @@ def read(folder: Path) -> Record:
         raise StorageError(f"Cannot read results from '{path}' ({error}). Run without --plot-only first.") from error
 
 
+def unfinished(study: Study, record: Record) -> list[str]:
+    """Steps that are still to be done."""
+    settings = study.presets.get(record.preset)
+    return [] if settings is None else [name for name in study.steps(settings) if name not in record.results]
+
+
 def check_data(needed: Any) -> None:
     """Raise one MissingDataError that names everything that is missing."""
     missing = []

@@ -114,6 +114,16 @@ def test_damaged_results_are_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_unfinished_results_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study([], broken=True)
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": study})
+    with pytest.raises(RuntimeError, match="killed"):
+        reproduce.reproduce("toy", "digits", tmp_path)
+    assert "it is 21" not in write_claims({"toy": study}, tmp_path).read_text()
+    with pytest.raises(StorageError, match="is not finished: second"):
+        reproduce.reproduce("toy", "digits", tmp_path, plot_only=True)
+
+
 @pytest.fixture
 def images() -> Dataset:
     pixels = torch.randint(0, 256, (6, 28, 28), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
