@@ -131,7 +131,7 @@ SUITE = Suite(
                 Column("kronfluence, peak MB", lambda measured: measured.numbers["kronfluence bytes"] / 1e6, ",.0f"),
                 Column(
                     "memory, ours / kronfluence",
-                    lambda measured: measured.numbers["ours bytes"] / measured.numbers["kronfluence bytes"],
+                    lambda measured: measured.numbers["ours bytes"] / max(measured.numbers["kronfluence bytes"], 1),
                     ",.2f",
                     Goal("≤", 1.0),
                 ),

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pandas as pd
 import pytest
@@ -69,7 +71,8 @@ def test_bad_input_is_a_message_and_2(workshop: Workshop) -> None:
 def test_an_interruption_is_one_line(workshop: Workshop) -> None:
     Path("slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "ifcomp", "fit", workshop.model, "slow:Slow", "--weights", "net.safetensors"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=heard) as running:
         deadline = time.monotonic() + 60
         while not Path("started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
