@@ -33,7 +33,7 @@ def test_mislabel(found: Record) -> None:
     early, late = (found.results[f"{kind}, {stage}"] for stage in ("early", "late"))
     assert early.keys() == late.keys() == set(mislabel.METHODS)
     assert early["loss"] > 0.85
-    assert early[mislabel.IFCOMP] > 0.8
+    assert 0.7 < early[mislabel.IFCOMP] < early["loss"]  # asymmetric noise that is not memorised: complexity misleads
     assert early["cleanlab, self-confidence"] == pytest.approx(early["loss"], abs=1e-4)
     assert early["EL2N"] == late["EL2N"]
     train = found.results[f"{kind}, train"]
