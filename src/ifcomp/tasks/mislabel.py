@@ -19,7 +19,8 @@ from ifcomp.errors import SettingError
 from ifcomp.scores import DESCRIPTIONS, ScoreTable, write_csv, write_parquet
 from ifcomp.tasks.metrics import checked_scores
 
-#: What to fit and score with for an audit.
+#: What to fit and score with for an audit. Beside the plain loss, the sum gains where wrong labels are memorised and
+#: costs where asymmetric ones are not yet; a larger damping means less of both (experiments/audit_defaults/results).
 AUDIT_BETA = 1.0
 AUDIT_DAMPING = Relative(1.0)
 
