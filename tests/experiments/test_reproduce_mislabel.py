@@ -38,7 +38,7 @@ def test_mislabel(found: Record) -> None:
     assert early["EL2N"] == late["EL2N"]
     train = found.results[f"{kind}, train"]
     assert train["wrong"] == pytest.approx(0.3, abs=0.05)
-    assert train["early"]["memorised"] < train["late"]["memorised"]
+    assert train["early"]["memorised"] <= train["late"]["memorised"]  # so few epochs that the best may be the last
     assert train["checkpoints"][str(train["late"]["epoch"])] == train["late"]["memorised"]
 
 
