@@ -13,7 +13,7 @@ from torch import Tensor
 from ifcomp import complexity
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Damping, Factors, check_number
-from ifcomp.curvature.labels import label_cotangents, probabilities
+from ifcomp.curvature.labels import probabilities
 from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
@@ -99,7 +99,7 @@ def _piece(evaluation: Evaluation, part: Batch, at_once: int) -> Piece:
 def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
     """Every piece with the influence [B, K] of every label."""
     for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
-        yield piece, piece.evaluator.forms(label_cotangents(piece.probability))
+        yield piece, piece.evaluator.label_forms(piece.probability)
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,15 @@ def test_shared_offsets_are_exact(case: Case) -> None:
     assert_close(ifc.influence(inputs), expected, rtol=1e-9, atol=0)
 
 
-def test_small_slabs_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unfolded", [1, 30_000], ids=["inputs one by one", "inputs of some examples"])
+def test_small_slabs_give_the_same(unfolded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one gradient split over slabs, as in very wide layers."""
     case = next(case for case in MODEL_CASES if case.name == "lenet")
     ifc = fitted(case)
     inputs = as_type(case.sample(5), torch.float64)
     expected = oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3)
     monkeypatch.setattr("ifcomp.curvature.rotation.SLAB_ENTRIES", 40)
+    monkeypatch.setattr("ifcomp.curvature.rotation.COLUMN_ENTRIES", unfolded)
     monkeypatch.setattr("ifcomp.influence.forms.choose_kernel", lambda *_: "direct")
     assert_close(ifc.influence(inputs), expected, rtol=1e-9, atol=0)
 

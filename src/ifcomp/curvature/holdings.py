@@ -68,18 +68,22 @@ def product_bytes(session: Session, footprint: Footprint, examples: int, cotange
 
 
 def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
-    """What the second pass holds for a piece: a recording, and slabs of gradients, one more for each basis that is
-    applied to them; inputs are there only once by then.
+    """What the second pass holds for a piece: a recording, the inputs of some examples as they are unfolded and
+    rotated, and slabs of gradients, one more for each basis that is applied to them.
     """
-    slabs = [0]
+    held = [0]
     for block in session.kronecker:
         positions = footprint.positions.get(block.name, 0)
-        if isinstance(block, KroneckerBlock) and positions > 1:
-            plan = plan_rotation(block, positions, cotangents)
-            slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
-            slabs.append(slab * (1 + (not plan.inputs_first) + (not plan.outputs_first)))
-    beyond = max(0, max(slabs) * session.item_bytes - examples * footprint.widest)
-    return session.recording_bytes(footprint, examples, cotangents) + beyond
+        if not isinstance(block, KroneckerBlock) or not positions:
+            continue
+        plan = plan_rotation(block, positions, cotangents)
+        columns = (
+            block.groups * block.columns * positions * (min(plan.unfolded, examples) if positions > 1 else examples)
+        )
+        slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
+        slabs = 1 + (not plan.inputs_first) + (not plan.outputs_first) if positions > 1 else 0
+        held.append(2 * columns + slabs * slab)
+    return session.recording_bytes(footprint, examples, cotangents, max(held) * session.item_bytes)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

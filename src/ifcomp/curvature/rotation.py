@@ -21,6 +21,10 @@ from ifcomp.layers.capture import Recording
 #: Entries of one slab of gradients: with as many weights it stays in a core's cache while it is squared and summed.
 SLAB_ENTRIES = 1 << 18
 
+#: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
+#: the same memory to be used again and again.
+COLUMN_ENTRIES = 1 << 20
+
 #: Below this many positions a basis is applied to all positions of all examples as one large matrix product.
 _FEW_POSITIONS = 64
 
@@ -35,6 +39,7 @@ class RotationPlan:
         examples: Examples per slab.
         cotangents: Cotangents per slab.
         rows: Output rows per slab.
+        unfolded: Examples whose inputs are unfolded at once: those of some slabs.
     """
 
     inputs_first: bool
@@ -42,6 +47,7 @@ class RotationPlan:
     examples: int
     cotangents: int
     rows: int
+    unfolded: int
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,15 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     outputs, columns = block.rows, block.columns
     gradient = block.groups * outputs * columns
     rows = outputs if gradient <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
+    examples = max(1, SLAB_ENTRIES // (gradient * cotangents))
+    slabs = max(1, COLUMN_ENTRIES // (block.groups * columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
         outputs_first=rows < outputs or positions <= columns,
-        examples=max(1, SLAB_ENTRIES // (gradient * cotangents)),
+        examples=examples,
         cotangents=max(1, min(cotangents, SLAB_ENTRIES // gradient)),
         rows=rows,
+        unfolded=slabs * examples,
     )
 
 
@@ -88,13 +97,15 @@ def apply_basis(basis: Tensor, values: Tensor) -> Tensor:
     return basis.transpose(-1, -2) @ values
 
 
-def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis) -> Tensor:
-    """Inputs in the eigenbasis, [B, G, J, T]. With shared offsets channels are rotated before they are unfolded."""
+def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, examples: slice = slice(None)) -> Tensor:
+    """Inputs of some examples in the eigenbasis, [B, G, J, T]. With shared offsets channels are rotated before they are
+    unfolded.
+    """
     assert basis.inputs is not None
     inputs = basis.inputs
     if block.shared_offsets:
-        return recording.columns(block, lambda channels: apply_basis(inputs, channels))
-    return apply_basis(inputs, recording.columns(block))
+        return recording.columns(block, lambda channels: apply_basis(inputs, channels), examples)
+    return apply_basis(inputs, recording.columns(block, examples=examples))
 
 
 def rotated_slabs(
@@ -109,15 +120,23 @@ def rotated_slabs(
         rows: Output gradients b of all cotangents [B, G, C, O, T], rotated already if the plan says so.
         plan: When to rotate, and how much to hold at once.
     """
-    columns = rotated_columns(recording, block, basis) if plan.inputs_first else recording.columns(block)
-    transposed = columns.transpose(-1, -2)  # [B, G, T, J]
     largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
     room = rows.new_empty(largest)
+    unfolded, transposed = slice(0, 0), room
     for examples, cotangents, kept in _parts(plan, recording.batch, rows.shape[2], block.rows):
+        if examples.stop > unfolded.stop:
+            unfolded = slice(examples.start, examples.start + plan.unfolded)
+            columns = (
+                rotated_columns(recording, block, basis, unfolded)
+                if plan.inputs_first
+                else recording.columns(block, examples=unfolded)
+            )
+            transposed = columns.transpose(-1, -2)  # [B'', G, T, J]
+        own = transposed[examples.start - unfolded.start : examples.stop - unfolded.start]
         part = rows[examples, :, cotangents, kept]
         shape = (*part.shape[:4], block.columns)
         formed = room[: math.prod(shape)].view(-1, shape[2] * shape[3], shape[4])
-        torch.bmm(part.flatten(2, 3).flatten(0, 1), transposed[examples].flatten(0, 1), out=formed)
+        torch.bmm(part.flatten(2, 3).flatten(0, 1), own.flatten(0, 1), out=formed)
         formed = formed.view(shape)
         if not plan.inputs_first:
             assert basis.inputs is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
-from ifcomp.curvature.labels import Cotangents
+from ifcomp.curvature.labels import Cotangents, independent_residuals, label_cotangents
 from ifcomp.curvature.rotation import apply_basis, plan_rotation, sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
@@ -58,6 +58,22 @@ class FormEvaluator:
             chunks = cotangents.chunks(self._at_once)
             return torch.cat([self._chunk_forms(chunk, cotangents.count) for chunk in chunks], 1)
 
+    def label_forms(self, probability: Tensor) -> Tensor:
+        """``v^T M v`` of the residual ``v = p - e_y`` of every label, as [B, K] in float64.
+
+        Where all labels are worked on at once, one backward is saved: gradients are linear in v, and one residual is
+        a sum of the others.
+
+        Args:
+            probability: p, [B, K].
+        """
+        if probability.shape[1] > self._at_once:
+            return self.forms(label_cotangents(probability))
+        residuals, coefficients, labels = independent_residuals(probability)
+        with self._session.computing():
+            found = self._chunk_forms(residuals, probability.shape[1], coefficients.to(self._session.dtype))
+        return torch.zeros_like(found).scatter_(1, labels, found)
+
     def release(self) -> None:
         """Let go of the recording and all that was made from it; nothing can be evaluated any more."""
         del self._recording, self._pairs
@@ -83,13 +99,15 @@ class FormEvaluator:
             total += (stacked @ stacked.transpose(-1, -2)).double() * self._weights[name].scale
         return total
 
-    def _chunk_forms(self, cotangents: Tensor, total_cotangents: int) -> Tensor:
-        total = self._zeros(self._batch.size, len(cotangents))
-        whitened = self._gather(cotangents, total_cotangents)
+    def _chunk_forms(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> Tensor:
+        """Forms of some cotangents, and of one more that is their sum with the coefficients ``last`` [B, C]."""
+        count = len(cotangents) + (last is not None)
+        total = self._zeros(self._batch.size, count)
+        whitened = self._gather(cotangents, total_cotangents, last)
         for block in self._used_kronecker():
-            weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, len(cotangents))
+            weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, count)
             if self._choice(block, total_cotangents) == "pairs":
-                more = total_cotangents > len(cotangents)
+                more = total_cotangents > count
                 found = pair_forms(self._pair_matrix(block, keep=more), rows)
             else:
                 found = direct_forms(self._recording, block, basis, weights.values, rows)
@@ -99,23 +117,31 @@ class FormEvaluator:
             total += found.double() * self._weights[name].scale
         return total
 
-    def _gather(self, cotangents: Tensor, total_cotangents: int) -> dict[str, list[Tensor]]:
+    def _gather(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> dict[str, list[Tensor]]:
         """Run all backwards: output gradients of Kronecker blocks go into `_rows`, all else comes back whitened."""
         recording = self._recording
         whitened: dict[str, list[Tensor]] = {}
-        rotated = {block: self._rotates(block, len(cotangents), total_cotangents) for block in self._used_kronecker()}
+        count = len(cotangents) + (last is not None)
+        rotated = {block: self._rotates(block, count, total_cotangents) for block in self._used_kronecker()}
         for index, cotangent in enumerate(cotangents):
             gradients = recording.backward(cotangent)
             for block in filter(recording.used, self._session.recorded):
                 if isinstance(block, KroneckerBlock):
                     found = recording.rows(block, gradients)
-                    rows = self._rows(block, len(cotangents))
+                    rows = self._rows(block, count)
                     rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
                 else:
                     whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
             del gradients  # before the next are made
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
+        if last is not None:
+            for block in self._used_kronecker():
+                rows = self._rows(block, count)
+                rows[:, :, -1] = (last[:, None, None] @ rows[:, :, :-1].flatten(3)).view_as(rows[:, :, -1])
+            for vectors in whitened.values():
+                stacked = torch.stack(vectors, 1).flatten(2)
+                vectors.append((last.unsqueeze(1) @ stacked).view_as(vectors[0]))
         return whitened
 
     def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:

@@ -61,16 +61,16 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
 
 def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor) -> Tensor:
     """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed."""
-    columns = rotated_columns(recording, block, basis).permute(1, 0, 3, 2).contiguous()  # [G, B, T, J]
-    positions = columns.shape[2]
-    left, right = torch.triu_indices(positions, positions, device=columns.device)
+    positions = recording.positions(block)
+    left, right = torch.triu_indices(positions, positions, device=weights.device)
     pair_of = left.new_empty(positions, positions)
-    pair_of[left, right] = pair_of[right, left] = torch.arange(len(left), device=columns.device)
+    pair_of[left, right] = pair_of[right, left] = torch.arange(len(left), device=weights.device)
     step = max(1, min(recording.batch, _PAIR_ENTRIES // (block.groups * len(left) * block.columns)))
-    room = columns.new_empty(block.groups * step * len(left) * block.columns)
-    matrix = columns.new_empty(recording.batch, block.groups, block.rows, positions**2)
+    room = weights.new_empty(block.groups * step * len(left) * block.columns)
+    matrix = weights.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
-        some = columns[:, first : first + step]
+        columns = rotated_columns(recording, block, basis, slice(first, first + step))
+        some = columns.permute(1, 0, 3, 2).contiguous()  # [G, B', T, J]
         shape = (block.groups, some.shape[1], len(left), block.columns)
         products = room[: math.prod(shape)].view(shape)
         start = 0

@@ -78,21 +78,25 @@ class Recording:
             found.append(layout.by_example(gradient, block.output_axes(gradient), self.batch).to(self.dtype))
         return found
 
-    def columns(self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def columns(
+        self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None, examples: slice = slice(None)
+    ) -> Tensor:
         """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included.
 
         Args:
             block: The block.
             rotate: Applied to the channels [N, G, C, S] of the inputs before they are unfolded (shared offsets only).
+            examples: Of which examples of the batch; all unless said.
         """
+        count = len(range(self.batch)[examples])
         if not block.has_weight:
-            return torch.ones(self.batch, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
+            return torch.ones(count, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
         parts = []
         for value in self.inputs(block):
-            rows = value.to(self.dtype).flatten(0, 1)
+            rows = value[examples].to(self.dtype).flatten(0, 1)
             if rotate is not None:
                 rows = rotate(block.channel_rows(rows)).reshape(rows.shape)
-            parts.append(_positions_last(block.positions(rows), self.batch))
+            parts.append(_positions_last(block.positions(rows), count))
         columns = _concatenate(parts)
         if not block.has_bias:
             return columns

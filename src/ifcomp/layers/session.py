@@ -24,10 +24,10 @@ from ifcomp.memory import NO_LIMIT, Budget
 LabelUse = Literal["needed", "optional", "unused"]
 
 #: What one piece of a batch may hold without a limit, in bytes.
-PIECE_BYTES = 384 * 2**20
+PIECE_BYTES = 640 * 2**20
 
 #: More examples in a piece gain nothing.
-_MOST_EXAMPLES = 256
+_MOST_EXAMPLES = 128
 
 #: Output gradients of so many cotangents are held at once: enough for large matrix products.
 COTANGENTS_AT_ONCE = 16
@@ -257,18 +257,25 @@ class Session:
             widest_covered=max(covered.values(), default=0) * item,
         )
 
-    def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
-        """What most work holds: a recording, one backward, the stacked output gradients, and one layer's inputs twice,
-        as they are unfolded and rotated.
+    def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int, inputs: int | None = None) -> int:
+        """What most work holds: a recording, the stacked output gradients, and one backward, or one layer's inputs as
+        they are unfolded and rotated.
 
         Parameters that no rule covers have a graph and gradients of their own. Labels are in float64.
+
+        Args:
+            footprint: Of an example.
+            examples: In the piece.
+            cotangents: At once.
+            inputs: Bytes of the layer's inputs; without it those of all examples, twice.
         """
         others = sum(block.size for block in self.inventory.others) * self.item_bytes
         again = footprint.graph + footprint.gradients if others else 0
-        fixed = footprint.graph + footprint.normalised + max(footprint.gradients, 2 * footprint.widest) + again
-        fixed += footprint.passing
-        each = footprint.rows + 2 * others
-        return examples * (fixed + cotangents * each) + self.label_bytes(examples, cotangents)
+        each = footprint.graph + footprint.normalised + again + footprint.passing
+        each += cotangents * (footprint.rows + 2 * others)
+        inputs = 2 * examples * footprint.widest if inputs is None else inputs
+        passing = max(examples * footprint.gradients, inputs)
+        return examples * each + passing + self.label_bytes(examples, cotangents)
 
     def label_bytes(self, examples: int, cotangents: int) -> int:
         """Distributions over labels, and cotangents as they are made and used, in float64."""
