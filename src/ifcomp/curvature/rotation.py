@@ -18,8 +18,8 @@ from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
-#: Entries of one slab of gradients: with as many weights it stays in a core's cache while it is squared and summed.
-SLAB_ENTRIES = 1 << 18
+#: Entries of one slab of gradients: it stays in a core's cache while it is squared and summed, and makes large products.
+SLAB_ENTRIES = 1 << 19
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
@@ -68,17 +68,21 @@ class Slab:
 
 
 def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> RotationPlan:
-    """Choose by counting multiplications, and fill a slab with whole gradients; only one that outgrows it is split."""
-    outputs, columns = block.rows, block.columns
-    gradient = block.groups * outputs * columns
-    rows = outputs if gradient <= SLAB_ENTRIES else max(1, SLAB_ENTRIES // (block.groups * columns))
-    examples = max(1, SLAB_ENTRIES // (gradient * cotangents))
-    slabs = max(1, COLUMN_ENTRIES // (block.groups * columns * positions * examples))
+    """Choose by counting multiplications.
+
+    A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
+    it has a few of their rows: the curvature of these rows is then read once for all cotangents. One row at least.
+    """
+    outputs, columns = block.rows, block.groups * block.columns
+    rows = min(outputs, max(1, SLAB_ENTRIES // (columns * cotangents)))
+    rows = -(-outputs // -(-outputs // rows))  # slabs of equal size
+    examples = max(1, SLAB_ENTRIES // (outputs * columns * cotangents))
+    slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
-        outputs_first=rows < outputs or positions <= columns,
+        outputs_first=rows < outputs or positions <= block.columns,
         examples=examples,
-        cotangents=max(1, min(cotangents, SLAB_ENTRIES // gradient)),
+        cotangents=min(cotangents, max(1, SLAB_ENTRIES // (columns * rows))),
         rows=rows,
         unfolded=slabs * examples,
     )
