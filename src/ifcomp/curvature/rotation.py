@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
-#: Entries of one slab of gradients: it stays in a core's cache while it is squared and summed, and makes large products.
+#: Entries of one slab of gradients: few enough to stay in a core's cache while they are squared and summed, and enough
+#: for large matrix products.
 SLAB_ENTRIES = 1 << 19
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
@@ -126,21 +128,31 @@ def rotated_slabs(
     """
     largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
     room = rows.new_empty(largest)
-    unfolded, transposed = slice(0, 0), room
-    for examples, cotangents, kept in _parts(plan, recording.batch, rows.shape[2], block.rows):
-        if examples.stop > unfolded.stop:
-            unfolded = slice(examples.start, examples.start + plan.unfolded)
-            columns = (
-                rotated_columns(recording, block, basis, unfolded)
-                if plan.inputs_first
-                else recording.columns(block, examples=unfolded)
-            )
-            transposed = columns.transpose(-1, -2)  # [B'', G, T, J]
-        own = transposed[examples.start - unfolded.start : examples.stop - unfolded.start]
+    for some in _slices(recording.batch, plan.unfolded):
+        yield from _slabs_of(recording, block, basis, rows, plan, some, room)
+
+
+def _slabs_of(
+    recording: Recording,
+    block: KroneckerBlock,
+    basis: Basis,
+    rows: Tensor,
+    plan: RotationPlan,
+    some: slice,
+    room: Tensor,
+) -> Iterator[Slab]:
+    """The slabs of some examples, whose inputs are gone at the end."""
+    rotated = plan.inputs_first
+    inputs = rotated_columns(recording, block, basis, some) if rotated else recording.columns(block, examples=some)
+    transposed = inputs.transpose(-1, -2)  # [B'', G, T, J]
+    for own, kept, cotangents in product(
+        _slices(len(inputs), plan.examples), _slices(block.rows, plan.rows), _slices(rows.shape[2], plan.cotangents)
+    ):
+        examples = slice(some.start + own.start, some.start + own.stop)
         part = rows[examples, :, cotangents, kept]
         shape = (*part.shape[:4], block.columns)
         formed = room[: math.prod(shape)].view(-1, shape[2] * shape[3], shape[4])
-        torch.bmm(part.flatten(2, 3).flatten(0, 1), own.flatten(0, 1), out=formed)
+        torch.bmm(part.flatten(2, 3).flatten(0, 1), transposed[own].flatten(0, 1), out=formed)
         formed = formed.view(shape)
         if not plan.inputs_first:
             assert basis.inputs is not None
@@ -150,14 +162,8 @@ def rotated_slabs(
         yield Slab(examples, cotangents, kept, formed)
 
 
-def _parts(plan: RotationPlan, batch: int, cotangents: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:
-    """The slices of a batch that a plan works through."""
-    sizes = ((batch, plan.examples), (cotangents, plan.cotangents), (rows, plan.rows))
-    ranges = [[slice(first, min(first + step, size)) for first in range(0, size, step)] for size, step in sizes]
-    for examples in ranges[0]:
-        for kept in ranges[2]:
-            for some in ranges[1]:
-                yield examples, some, kept
+def _slices(size: int, step: int) -> list[slice]:
+    return [slice(first, min(first + step, size)) for first in range(0, size, step)]
 
 
 def sum_equal_indices(indices: Tensor, values: Tensor) -> Tensor:
