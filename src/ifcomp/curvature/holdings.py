@@ -82,7 +82,7 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
         )
         slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
         slabs = 1 + (not plan.inputs_first) + (not plan.outputs_first) if positions > 1 else 0
-        held.append(columns + max(columns, slabs * slab))
+        held.append(columns + max(columns + slab, slabs * slab))
     return session.recording_bytes(footprint, examples, cotangents, max(held) * session.item_bytes)
 
 

@@ -199,6 +199,7 @@ def _add_kronecker_squares(
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
     for slab in rotated_slabs(recording, block, basis, rows, plan):
         total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
+        del slab  # before the next is made
 
 
 def _add_indexed_squares(total: Tensor, indices: Tensor, basis: Basis, values: Tensor) -> None:

@@ -43,6 +43,7 @@ def direct_forms(recording: Recording, block: KroneckerBlock, basis: Basis, weig
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
         flat = weights[:, slab.rows].flatten(1).unsqueeze(-1)
         forms[slab.examples, slab.cotangents] += (squares @ flat).squeeze(-1).sum(1)
+        del slab, squares  # before the next is made
     return forms
 
 
