@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ifcomp import storage
 from ifcomp._version import __version__
-from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels
+from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels, check_order, dead_workers_named
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbases
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
@@ -24,6 +25,7 @@ from ifcomp.errors import (
     DataError,
     EmptyDataError,
     FingerprintError,
+    IfcompWarning,
     LengthChangedError,
     ModelError,
     NotFittedError,
@@ -33,9 +35,10 @@ from ifcomp.errors import (
 from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
-from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
+from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.session import Session, working_dtype
+from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
@@ -74,7 +77,8 @@ class IFComp:
         """Take stock of a model; it is never changed.
 
         Args:
-            model: Returns logits [B, K], or an object with ``.logits``.
+            model: Returns logits [B, K], or an object with ``.logits``. What ``torch.compile``, ``DataParallel`` and
+                ``DistributedDataParallel`` put around it is taken off.
             beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit in which all
                 labels count alike.
             layers: None covers all; ``"last"`` the last weight layer; or names and shell-style patterns.
@@ -90,7 +94,7 @@ class IFComp:
         """
         if not isinstance(model, nn.Module):
             raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
-        self.model = model
+        self.model = model = unwrapped(model)
         self.settings = FitSettings(beta, fisher, label_samples, seed)
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
@@ -218,6 +222,7 @@ class IFComp:
         check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
+    @dead_workers_named()
     def score(
         self,
         data: Iterable[Any],
@@ -249,6 +254,7 @@ class IFComp:
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes), as_bytes(max_memory)
         check_data(data)
+        check_order(data)
         progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
@@ -315,7 +321,7 @@ class IFComp:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model; says what differs.
         """
-        stored = storage.load(path)
+        stored, model = storage.load(path), unwrapped(model)
         storage.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
         options, settings = stored.options, stored.factors.settings
         try:
@@ -357,7 +363,7 @@ class IFComp:
         Raises:
             FingerprintError: If factors are missing, foreign or of another shape; lists them.
         """
-        layers = None
+        layers, model = None, unwrapped(model)
         if partial:
             known = factors.blocks.keys()
             complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
@@ -433,6 +439,7 @@ class IFComp:
             raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
+@dead_workers_named()
 def fit_together(
     predictors: Sequence[IFComp],
     data: Iterable[Any],
@@ -463,6 +470,14 @@ def fit_together(
     item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
     check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
     progress = progress if ranks().rank == 0 else False
+    if new := untouched_norms(lead.model):
+        warnings.warn(
+            f"The running statistics of {', '.join(new)} are those of a new layer, mean 0 and variance 1: the model "
+            "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
+            "data through the model in train mode first.",
+            IfcompWarning,
+            stacklevel=4,
+        )
     with torch.inference_mode(False):
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
         first = next(batches, None)
