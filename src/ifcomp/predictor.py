@@ -17,7 +17,8 @@ from ifcomp._version import __version__
 from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels, check_order, dead_workers_named
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbases
-from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
+from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
+from ifcomp.curvature.health import with_health
 from ifcomp.curvature.holdings import check_factors, check_pieces, factor_shapes
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.distributed import gather_rows, own_slices, ranks
@@ -42,7 +43,13 @@ from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
-from ifcomp.scoring import Evaluation, ScoreOptions, influences, pieces, score_frame
+from ifcomp.scoring import Evaluation, ScoreOptions, finite, influences, pieces, score_frame
+
+#: That of the paper; too large for a small training set.
+DEFAULT_ALPHA = 0.15
+
+#: More doubt than this of the average training example, with an alpha that nobody chose, is worth a warning.
+_MUCH_DOUBT = 0.1
 
 #: Safe on small and large networks; out-of-distribution detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -114,8 +121,11 @@ class IFComp:
 
     @property
     def coverage(self) -> Coverage:
-        """Which parameters are covered and how. After `fit` as checked on the data."""
-        return (self._session.inventory if self._session else self._inventory).coverage
+        """Which parameters are covered and how. After `fit` as checked on the data, with the health of every layer at
+        the predictor's damping: a `FittedCoverage`.
+        """
+        coverage = (self._session.inventory if self._session else self._inventory).coverage
+        return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
 
     def fit(self, data: Iterable[Any], *, max_memory: int | str | None = None, progress: bool | None = None) -> Self:
         """Estimate the curvature in two passes over the training data.
@@ -153,22 +163,27 @@ class IFComp:
             for piece in pieces(evaluation, [batch], evaluation.factors.num_classes, together=True):
                 size, classes = piece.logits.shape
                 axes = torch.eye(classes, dtype=torch.float64, device=piece.logits.device)
-                kernels.append(piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes)))
+                products = piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes))
+                kernels.append(finite(piece, products))
         return torch.cat(kernels)
 
     def predict_proba(
-        self, x: Any, alpha: float = 0.15, *, keep_argmax: bool = False, damping: Damping | None = None
+        self, x: Any, alpha: float = DEFAULT_ALPHA, *, keep_argmax: bool = False, damping: Damping | None = None
     ) -> Tensor:
         """The calibrated pNML distribution (eq. pnml_dist), [B, K].
 
         Args:
             x: Inputs.
             alpha: Weight of the example beside a training example; 0 gives the model's own distribution at beta.
+                Choose it on held-out data, with `ifcomp.tuning.tune`: the default is far too large for a small
+                training set, where it costs accuracy, and then warns.
             keep_argmax: Spread the same doubt evenly over classes, so that the predicted class never changes.
             damping: Overrides the predictor's.
         """
         batch, alpha = as_batch(x), ScoreOptions(alpha=alpha).alpha
         evaluation = self._evaluation(batch, damping)
+        if alpha == DEFAULT_ALPHA:
+            _warn_of_doubt(alpha, evaluation)
         with evaluation.session.attached():
             parts = [
                 pnml_distribution(piece.probability, found, evaluation.factors.count, alpha, keep_argmax)
@@ -496,9 +511,25 @@ def fit_together(
             "same examples each time it is iterated."
         )
     fingerprint = storage.fingerprint(lead.model)
+    for factors in fits:
+        check_finite(factors)
     for predictor, factors in zip(predictors, fits, strict=True):
         predictor._session = session
         predictor._adopt(factors, fingerprint, session.layouts)
+
+
+def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
+    """Warn if alpha gives the average training example much doubt: ``alpha/n`` times its expected influence."""
+    count = evaluation.factors.count
+    doubt = alpha / count * evaluation.factors.effective_parameters(evaluation.damping)
+    if doubt > _MUCH_DOUBT:
+        warnings.warn(
+            f"alpha={alpha} is large for {count:,} training examples: it adds {doubt:.2g} to the total probability of "
+            "even the average training example, which costs accuracy. Choose alpha on held-out data with "
+            "ifcomp.tuning.tune, or give keep_argmax=True to keep the predicted class.",
+            IfcompWarning,
+            stacklevel=3,
+        )
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:

@@ -92,10 +92,10 @@ def examine(
                     found |= _find_layouts(model, open_blocks, recording)
                     if len(found) == len(names):
                         break
-        except (RuntimeError, LogitsError):
+        except (RuntimeError, LogitsError, ModelError):
             if not shared - demoted:
                 raise
-            demoted |= shared  # the model cannot take a row that was repeated for the batch
+            demoted |= shared  # it was no row for the whole batch: repeated, it breaks the model or changes its logits
             continue
         layouts = {name: found.get(name, likely.get(name)) for name in names}
         failed = {name for name, layout in layouts.items() if layout is None}
