@@ -182,6 +182,35 @@ def test_dynamically_quantised_layers_are_refused() -> None:
         says(caught, "quantised", names, "before quantisation")
 
 
+class StaticallyQuantised(nn.Module):
+    """A body that will be quantised, and a head that will not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantise, self.body = torch.ao.quantization.QuantStub(), nn.Linear(4, 6)
+        self.back, self.head = torch.ao.quantization.DeQuantStub(), nn.Linear(6, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.back(self.body(self.quantise(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about quantisation
+def test_layers_after_statically_quantised_ones_are_covered() -> None:
+    x = X.float()
+    model = seeded(StaticallyQuantised)()
+    model.qconfig, model.head.qconfig = torch.ao.quantization.get_default_qconfig("x86"), None
+    model = torch.ao.quantization.prepare(model)
+    model(x)
+    model = torch.ao.quantization.convert(model)
+    ifc = fit(model, x)
+    assert [row.name for row in ifc.coverage.rows] == ["head"]
+    features = model.features(x).detach()
+    assert torch.equal(ifc.influence(x), fit(model.head, features).influence(features))
+
+
 def test_tensors_without_values_are_refused() -> None:
     model = net()
     model.head.to("meta")
@@ -283,6 +312,14 @@ def test_decisions_for_each_example_are_followed(kind: type[nn.Module]) -> None:
     parts = ("one.weight", "one.bias", "two.weight", "two.bias")
     expected = oracle_influence(ifc, seeded(Branching)(), [*diagonal(*parts), weight("head")], X, DAMPING)
     assert_same(ifc.influence(X), expected)
+
+
+def test_a_layer_that_runs_otherwise_later_is_named() -> None:
+    """All of the first batch go one way, and of the second only two of four."""
+    x = torch.ones(4, 4, dtype=torch.float64) * torch.tensor([[1.0], [2.0], [-1.0], [-2.0]])
+    with pytest.raises(ModelError) as caught:
+        IFComp(seeded(Routing)().double()).fit([x.abs(), x])
+    says(caught, "Layer 'one'", "does not run as", "[2, 4]", "batch of 4", "layers=")
 
 
 @pytest.mark.parametrize("sums", [(3.0, -2.0, 1.0), (1.0, -2.0, 3.0), (-2.0, 1.0, 3.0)], ids=str)
