@@ -39,7 +39,7 @@ from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.session import Session, working_dtype
-from ifcomp.layers.wrappers import unwrapped
+from ifcomp.layers.wrappers import listed, unwrapped
 from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
@@ -487,7 +487,7 @@ def fit_together(
     progress = progress if ranks().rank == 0 else False
     if new := untouched_norms(lead.model):
         warnings.warn(
-            f"The running statistics of {', '.join(new)} are those of a new layer, mean 0 and variance 1: the model "
+            f"The running statistics of {listed(new)} are those of a new layer, mean 0 and variance 1: the model "
             "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
             "data through the model in train mode first.",
             IfcompWarning,

@@ -342,11 +342,12 @@ def with_norm(updated: bool) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.filterwarnings("error")
 def test_statistics_that_were_never_updated_are_told() -> None:
     with pytest.warns(IfcompWarning, match="statistics of 1 .* mean 0 and variance 1.*train mode") as told:
         fit(with_norm(updated=False))
     assert told[0].filename == __file__
-    fit(with_norm(updated=True))  # warnings are errors here
+    fit(with_norm(updated=True))
 
 
 def test_dropout_in_train_mode_is_switched_off() -> None:

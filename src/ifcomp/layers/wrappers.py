@@ -58,21 +58,21 @@ def check_transparent(model: nn.Module) -> None:
     meta = [name for name, value in tensors if value.is_meta]
     if meta:
         raise ModelError(
-            f"The model has tensors without values, on the meta device: {_listed(meta)}. Load its weights first, for "
+            f"The model has tensors without values, on the meta device: {listed(meta)}. Load its weights first, for "
             "instance with model.to_empty(device='cpu') and model.load_state_dict(...)."
         )
     sharded = [name for name, module in model.named_modules() if type(module).__name__ == "FullyShardedDataParallel"]
     sharded += [name for name, value in tensors if hasattr(value, "full_tensor")]
     if sharded:
         raise ModelError(
-            f"The parameters are sharded by FSDP ({_listed(sharded)}), so no process "
+            f"The parameters are sharded by FSDP ({listed(sharded)}), so no process "
             "has whole layers. Load the full state dict into the plain model; ifcomp.distributed.sharing() splits the "
             "work over the processes."
         )
     dynamic = [name for name, module in model.named_modules() if type(module).__module__.startswith(_DYNAMIC)]
     if dynamic:
         raise ModelError(
-            f"Layers are dynamically quantised ({_listed(dynamic)}): they round by the "
+            f"Layers are dynamically quantised ({listed(dynamic)}): they round by the "
             "largest value of the whole batch, so examples have no gradients of their own. Give the model from before "
             "quantisation; its scores hold for the quantised one up to rounding."
         )
@@ -84,7 +84,7 @@ def _compiled(module: nn.Module) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """The first few names in words."""
     shown = ", ".join(name or "the model" for name in names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
