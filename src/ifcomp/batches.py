@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +21,9 @@ from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError, Non
 
 #: The key of a dict batch that holds the labels; everything else is passed to the model by keyword.
 LABEL_KEY = "labels"
+
+#: Seconds in which torch tells of a dead worker a second time, by a signal that would end whatever comes next.
+_TOLD_AGAIN = 0.2
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -171,16 +176,28 @@ def _as_given(item: Any, batch: Batch) -> Any:
 
 @contextmanager
 def dead_workers_named() -> Iterator[None]:
-    """Raise DataError in place of what torch raises when a worker process of a DataLoader is gone."""
+    """Raise DataError in place of what torch raises when a worker process of a DataLoader is gone.
+
+    What a data set itself raises, in a worker or not, comes through.
+    """
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, EOFError, OSError) as error:
+        if not (str(error).startswith("DataLoader worker (pid") or _between_processes(error)):
             raise
+        with suppress(RuntimeError):
+            time.sleep(_TOLD_AGAIN)
+        told = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(
-            f"A worker process of the DataLoader died ({str(error).splitlines()[0]}). Usual causes: too little "
-            "memory or shared memory, or a crash in the data set. num_workers=0 shows which."
+            f"A worker process of the DataLoader died ({told}). Usual causes: too little memory or shared "
+            "memory, or a crash in the data set. num_workers=0 shows which."
         ) from error
+
+
+def _between_processes(error: BaseException) -> bool:
+    """Whether an error comes from the connection to another process: a worker died while it passed on a tensor."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("multiprocessing.")
 
 
 def check_order(data: Any) -> None:

@@ -5,8 +5,12 @@ do.
 """
 
 import itertools
+import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -19,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from cases import mean, seeded, weight
 from comparison import assert_same, oracle_influence
 from ifcomp import IFComp, Relative
-from ifcomp.batches import Limited
+from ifcomp.batches import Limited, dead_workers_named
 from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError
 
 DAMPING = 1e-3
@@ -251,24 +255,49 @@ def die() -> None:
     os._exit(1)
 
 
-def fail() -> None:
-    raise KeyError("no such picture")
+def fail(error: Exception) -> None:
+    raise error
 
 
 RUNS: dict[str, Callable[[Any], object]] = {"fit": fit, "score": lambda loader: fit([X]).score(loader)}
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("size", [3, 12])
-def test_a_worker_that_dies_is_named(run: str, size: int) -> None:
-    loader = DataLoader(Rows(die), batch_size=size, num_workers=1)
-    with pytest.raises(DataError) as caught:
-        RUNS[run](loader)
-    says(caught, "worker", "died", "memory", "num_workers=0")
+OWN_PROCESS = """
+import itertools
+from torch.utils.data import DataLoader
+from trust.test_bad_data import RUNS, DataError, Rows, die
+for run, size in itertools.product(RUNS.values(), (3, 12)):
+    try:
+        run(DataLoader(Rows(die), batch_size=size, num_workers=1))
+    except DataError as error:
+        print(error)
+"""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
-def test_what_a_data_set_raises_comes_through(run: str, workers: int) -> None:
-    with pytest.raises(KeyError, match="no such picture"):
-        RUNS[run](DataLoader(Rows(fail), batch_size=3, num_workers=workers))
+def test_a_worker_that_dies_is_named() -> None:
+    """In a process of its own, as torch raises from a signal handler, at any place."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    call = [sys.executable, "-c", OWN_PROCESS]
+    ended = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    messages = ended.stdout.splitlines()
+    assert len(messages) == 4
+    for message in messages:
+        assert all(word in message for word in ("worker", "died", "memory", "num_workers=0"))
+
+
+def test_a_connection_that_ends_inside_multiprocessing_is_a_dead_worker() -> None:
+    one, other = multiprocessing.Pipe()
+    other.close()
+    with pytest.raises(DataError, match="died"), dead_workers_named():
+        one.recv()
+
+
+@pytest.mark.parametrize(
+    ("error", "workers"), [(KeyError, 0), (RuntimeError, 0), (RuntimeError, 1), (ConnectionError, 0), (EOFError, 0)]
+)
+def test_what_a_data_set_raises_comes_through(error: type[Exception], workers: int) -> None:
+    loader = DataLoader(Rows(partial(fail, error("no such picture"))), batch_size=3, num_workers=workers)
+    for run in RUNS.values():
+        with pytest.raises(error, match="no such picture"):
+            run(loader)
