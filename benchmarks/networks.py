@@ -1,5 +1,6 @@
 """The networks that are timed. Time does not depend on the weights, so they are not trained."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.suite import Setup
 from experiments.models import LeNet, resnet18, resnet20
+
+warnings.filterwarnings("ignore", "The running statistics of", UserWarning)  # as they are not trained
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import time
+import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from ifcomp.errors import DataError, LabelError, LogitsError, NonFiniteError, PrecisionError
+from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError, NonFiniteError, PrecisionError
 
 #: The key of a dict batch that holds the labels; everything else is passed to the model by keyword.
 LABEL_KEY = "labels"
+
+#: Seconds in which torch tells of a dead worker a second time, by a signal that would end whatever comes next.
+_TOLD_AGAIN = 0.2
+
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 @dataclass(frozen=True)
@@ -132,8 +144,80 @@ def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
             start += batch.size
 
 
+@dataclass(frozen=True)
+class Limited:
+    """The first examples of data that may have no end, or of which a part is enough; can be iterated anew if it can.
+
+    Attributes:
+        data: Batches.
+        examples: How many; the last batch is cut to fit.
+    """
+
+    data: Iterable[Any]
+    examples: int
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self.examples
+        for item in self.data if left > 0 else ():
+            batch = as_batch(item)
+            if batch.size >= left:
+                yield _as_given(item, batch.select(slice(0, left)))
+                return
+            yield item
+            left -= batch.size
+
+
+def _as_given(item: Any, batch: Batch) -> Any:
+    """A batch in the form of the item that it was made from."""
+    if isinstance(item, Mapping):
+        return batch.kwargs if batch.labels is None else {**batch.kwargs, LABEL_KEY: batch.labels}
+    return batch.args[0] if batch.labels is None else (batch.args[0], batch.labels)
+
+
+@contextmanager
+def dead_workers_named() -> Iterator[None]:
+    """Raise DataError in place of what torch raises when a worker process of a DataLoader is gone.
+
+    What a data set itself raises, in a worker or not, comes through.
+    """
+    try:
+        yield
+    except (RuntimeError, EOFError, OSError) as error:
+        if not (str(error).startswith("DataLoader worker (pid") or _between_processes(error)):
+            raise
+        with suppress(RuntimeError):
+            time.sleep(_TOLD_AGAIN)
+        told = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(
+            f"A worker process of the DataLoader died ({told}). Usual causes: too little memory or shared "
+            "memory, or a crash in the data set. num_workers=0 shows which."
+        ) from error
+
+
+def _between_processes(error: BaseException) -> bool:
+    """Whether an error comes from the connection to another process: a worker died while it passed on a tensor."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("multiprocessing.")
+
+
+def check_order(data: Any) -> None:
+    """Warn if the data is a DataLoader that shuffles: its examples come in an order that nobody knows."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, _SHUFFLING):
+        warnings.warn(
+            "The DataLoader shuffles, so row i of the table is not example i of the data set. Score a DataLoader with "
+            "shuffle=False.",
+            IfcompWarning,
+            stacklevel=4,
+        )
+
+
 def check_data(data: Any) -> None:
-    """Raise DataError if the data is one batch, or nothing that can be iterated."""
+    """Raise DataError if the data is one batch, nothing that can be iterated, or without an end for certain."""
+    if isinstance(data, itertools.cycle) or (isinstance(data, itertools.repeat) and operator.length_hint(data, -1) < 0):
+        raise DataError(
+            f"The data never ends: it is an itertools.{type(data).__name__}. Give the batches themselves, or "
+            "ifcomp.batches.Limited(data, examples)."
+        )
     if isinstance(data, Tensor | tuple | Mapping | str) or not isinstance(data, Iterable):
         raise DataError(
             f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
@@ -183,7 +267,8 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
     if wrong.any():
         raise LabelError(
             f"{where}: label {int(labels[wrong][0])} at {batch.example(wrong)} of the batch is outside "
-            f"0 ... {num_classes - 1}, the range of this model with {num_classes} logits."
+            f"0 ... {num_classes - 1}, the range of this model with {num_classes} logits. Number the classes from 0, "
+            "and leave out examples without a label, such as those marked -1 or -100."
         )
     return labels
 
@@ -213,7 +298,7 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
     if not isinstance(logits, Tensor):
         raise LogitsError(
             f"{where}: the model must return a tensor of logits or an object with .logits, "
-            f"but returned {type(output).__name__}."
+            f"but returned {type(output).__name__}. Wrap it in a module that picks the logits."
         )
     if logits.dim() != 2 or len(logits) != batch.size:
         raise LogitsError(f"{where}: logits must have shape [{batch.size}, K], but have {list(logits.shape)}.")

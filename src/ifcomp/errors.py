@@ -5,6 +5,10 @@ class IfcompError(Exception):
     """Base of every error that the library raises on purpose."""
 
 
+class IfcompWarning(UserWarning):
+    """Results can be computed, but are probably not what is wanted; the message says why and what to do."""
+
+
 class SettingError(IfcompError, ValueError):
     """A setting (beta, damping, alpha, layers, ...) is outside what is allowed."""
 

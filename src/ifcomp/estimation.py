@@ -160,7 +160,7 @@ def estimate(
     item_bytes = working_dtype(model).itemsize
     check_factors(ifc._inventory.blocks, item_bytes, 1, limit, available(next(model.parameters()).device))
     with torch.inference_mode(False):
-        session = Session(model, ifc._selection, first)
+        session = Session(ifc.model, ifc._selection, first)
         check_pieces(session, first, [ifc.settings], limit)
         passes, score, evaluation = _calibrate(session, ifc, first, score_options)
         cotangents = session.num_classes if probes is None else probes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 from ifcomp import storage
 from ifcomp._version import __version__
-from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels
+from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels, check_order, dead_workers_named
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.eigen import eigenbases
-from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
+from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
+from ifcomp.curvature.health import with_health
 from ifcomp.curvature.holdings import check_factors, check_pieces, factor_shapes
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.distributed import gather_rows, own_slices, ranks
@@ -24,6 +26,7 @@ from ifcomp.errors import (
     DataError,
     EmptyDataError,
     FingerprintError,
+    IfcompWarning,
     LengthChangedError,
     ModelError,
     NotFittedError,
@@ -33,13 +36,20 @@ from ifcomp.errors import (
 from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Layout
-from ifcomp.layers.inventory import Coverage, restrict, take_inventory, with_known
+from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.session import Session, working_dtype
+from ifcomp.layers.wrappers import listed, unwrapped
 from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
-from ifcomp.scoring import Evaluation, ScoreOptions, influences, pieces, score_frame
+from ifcomp.scoring import Evaluation, ScoreOptions, finite, influences, pieces, score_frame
+
+#: That of the paper; too large for a small training set.
+DEFAULT_ALPHA = 0.15
+
+#: More doubt than this of the average training example, with an alpha that nobody chose, is worth a warning.
+_MUCH_DOUBT = 0.1
 
 #: Safe on small and large networks; out-of-distribution detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -74,7 +84,8 @@ class IFComp:
         """Take stock of a model; it is never changed.
 
         Args:
-            model: Returns logits [B, K], or an object with ``.logits``.
+            model: Returns logits [B, K], or an object with ``.logits``. What ``torch.compile``, ``DataParallel`` and
+                ``DistributedDataParallel`` put around it is taken off.
             beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit in which all
                 labels count alike.
             layers: None covers all; ``"last"`` the last weight layer; or names and shell-style patterns.
@@ -90,7 +101,7 @@ class IFComp:
         """
         if not isinstance(model, nn.Module):
             raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
-        self.model = model
+        self.model = model = unwrapped(model)
         self.settings = FitSettings(beta, fisher, label_samples, seed)
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
@@ -110,8 +121,11 @@ class IFComp:
 
     @property
     def coverage(self) -> Coverage:
-        """Which parameters are covered and how. After `fit` as checked on the data."""
-        return (self._session.inventory if self._session else self._inventory).coverage
+        """Which parameters are covered and how. After `fit` as checked on the data, with the health of every layer at
+        the predictor's damping: a `FittedCoverage`.
+        """
+        coverage = (self._session.inventory if self._session else self._inventory).coverage
+        return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
 
     def fit(self, data: Iterable[Any], *, max_memory: int | str | None = None, progress: bool | None = None) -> Self:
         """Estimate the curvature in two passes over the training data.
@@ -149,22 +163,27 @@ class IFComp:
             for piece in pieces(evaluation, [batch], evaluation.factors.num_classes, together=True):
                 size, classes = piece.logits.shape
                 axes = torch.eye(classes, dtype=torch.float64, device=piece.logits.device)
-                kernels.append(piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes)))
+                products = piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes))
+                kernels.append(finite(piece, products))
         return torch.cat(kernels)
 
     def predict_proba(
-        self, x: Any, alpha: float = 0.15, *, keep_argmax: bool = False, damping: Damping | None = None
+        self, x: Any, alpha: float = DEFAULT_ALPHA, *, keep_argmax: bool = False, damping: Damping | None = None
     ) -> Tensor:
         """The calibrated pNML distribution (eq. pnml_dist), [B, K].
 
         Args:
             x: Inputs.
             alpha: Weight of the example beside a training example; 0 gives the model's own distribution at beta.
+                Choose it on held-out data, with `ifcomp.tuning.tune`: the default is far too large for a small
+                training set, where it costs accuracy, and then warns.
             keep_argmax: Spread the same doubt evenly over classes, so that the predicted class never changes.
             damping: Overrides the predictor's.
         """
         batch, alpha = as_batch(x), ScoreOptions(alpha=alpha).alpha
         evaluation = self._evaluation(batch, damping)
+        if alpha == DEFAULT_ALPHA:
+            _warn_of_doubt(alpha, evaluation)
         with evaluation.session.attached():
             parts = [
                 pnml_distribution(piece.probability, found, evaluation.factors.count, alpha, keep_argmax)
@@ -218,6 +237,7 @@ class IFComp:
         check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
+    @dead_workers_named()
     def score(
         self,
         data: Iterable[Any],
@@ -249,6 +269,7 @@ class IFComp:
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes), as_bytes(max_memory)
         check_data(data)
+        check_order(data)
         progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
@@ -315,7 +336,7 @@ class IFComp:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model; says what differs.
         """
-        stored = storage.load(path)
+        stored, model = storage.load(path), unwrapped(model)
         storage.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
         options, settings = stored.options, stored.factors.settings
         try:
@@ -357,7 +378,7 @@ class IFComp:
         Raises:
             FingerprintError: If factors are missing, foreign or of another shape; lists them.
         """
-        layers = None
+        layers, model = None, unwrapped(model)
         if partial:
             known = factors.blocks.keys()
             complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
@@ -433,6 +454,7 @@ class IFComp:
             raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
+@dead_workers_named()
 def fit_together(
     predictors: Sequence[IFComp],
     data: Iterable[Any],
@@ -463,6 +485,14 @@ def fit_together(
     item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
     check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
     progress = progress if ranks().rank == 0 else False
+    if new := untouched_norms(lead.model):
+        warnings.warn(
+            f"The running statistics of {listed(new)} are those of a new layer, mean 0 and variance 1: the model "
+            "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
+            "data through the model in train mode first.",
+            IfcompWarning,
+            stacklevel=4,
+        )
     with torch.inference_mode(False):
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
         first = next(batches, None)
@@ -481,9 +511,25 @@ def fit_together(
             "same examples each time it is iterated."
         )
     fingerprint = storage.fingerprint(lead.model)
+    for factors in fits:
+        check_finite(factors)
     for predictor, factors in zip(predictors, fits, strict=True):
         predictor._session = session
         predictor._adopt(factors, fingerprint, session.layouts)
+
+
+def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
+    """Warn if alpha gives the average training example much doubt: ``alpha/n`` times its expected influence."""
+    count = evaluation.factors.count
+    doubt = alpha / count * evaluation.factors.effective_parameters(evaluation.damping)
+    if doubt > _MUCH_DOUBT:
+        warnings.warn(
+            f"alpha={alpha} is large for {count:,} training examples: it adds {doubt:.2g} to the total probability of "
+            "even the average training example, which costs accuracy. Choose alpha on held-out data with "
+            "ifcomp.tuning.tune, or give keep_argmax=True to keep the predicted class.",
+            IfcompWarning,
+            stacklevel=3,
+        )
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:

@@ -14,7 +14,7 @@ from ifcomp import complexity
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Damping, Factors, check_number
 from ifcomp.curvature.labels import probabilities
-from ifcomp.errors import DataError, SettingError
+from ifcomp.errors import DataError, NonFiniteError, SettingError
 from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
@@ -99,7 +99,18 @@ def _piece(evaluation: Evaluation, part: Batch, at_once: int) -> Piece:
 def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
     """Every piece with the influence [B, K] of every label."""
     for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
-        yield piece, piece.evaluator.label_forms(piece.probability)
+        yield piece, finite(piece, piece.evaluator.label_forms(piece.probability))
+
+
+def finite(piece: Piece, values: Tensor) -> Tensor:
+    """Return what was evaluated for a piece, [B, ...], or raise NonFiniteError if it overflows."""
+    wrong = ~values.flatten(1).isfinite().all(1)
+    if wrong.any():
+        raise NonFiniteError(
+            f"{piece.batch.where}: the influence of {piece.batch.example(wrong)} of the batch overflows, so far is it "
+            "from the training data. Scale the inputs, raise the damping, use model.double(), or leave the example out."
+        )
+    return values
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ def expected_influences(
     check_probes(probes, classes)
     for piece in pieces(evaluation, batches, probes):
         cotangents = probe_cotangents(piece.probability, probes, evaluation.factors.settings.seed)
-        forms = piece.evaluator.forms(cotangents)
+        forms = finite(piece, piece.evaluator.forms(cotangents))
         yield piece, Expected(forms.sum(1), error=standard_error(forms, classes) if probes > 1 else None)
 
 

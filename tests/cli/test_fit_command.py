@@ -167,3 +167,12 @@ def test_a_failed_fit_leaves_the_old_run(run: Workshop, monkeypatch: pytest.Monk
     assert found.exit_code == 130
     assert found.stderr.splitlines()[-1] == "Stopped. Files are either complete or as they were before."
     assert Path("run.ifcomp").read_bytes() == before
+
+
+def test_unhealthy_layers_are_told(workshop: Workshop) -> None:
+    facts = json.loads(ifcomp(*workshop.fit_arguments(), "--json").stdout)
+    assert [layer["verdict"] for layer in facts["health"]] == ["fine", "fine"]
+    assert facts["suggested_damping"] == facts["damping"] == "relative:0.1"
+    words = " ".join(ifcomp(*workshop.fit_arguments(), "--damping", "1000").stdout.split())
+    assert "ten times the damping divides its expected influence by 10.0: take less" in words
+    assert "Suggested damping: --damping relative:0.1." in words

@@ -32,6 +32,7 @@ from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.influence.norms import squared_gradient_norms
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session
+from ifcomp.layers.wrappers import unwrapped
 from ifcomp.progress import track
 
 
@@ -125,7 +126,7 @@ def _recordings(
     if first is None:
         raise EmptyDataError("There is no example: the data is empty.")
     with torch.inference_mode(False):
-        session = Session(model, Selection(sua=False), first)
+        session = Session(unwrapped(model), Selection(sua=False), first)
     cotangents = 1 if labelled else session.num_classes
     everything = itertools.chain([first], batches)
     with session.attached():

@@ -95,9 +95,11 @@ def choose_fisher(wanted: options.Fisher, classes: int) -> FisherKind:
 
 def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
     from ifcomp.cli.runs import record_path
+    from ifcomp.curvature.health import FittedCoverage
 
     coverage, settings = ifc.coverage, ifc.settings
     assert ifc.factors is not None
+    assert isinstance(coverage, FittedCoverage)
     facts = {
         "model": record.model,
         "weights": record.weights,
@@ -110,6 +112,8 @@ def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
         "parameters": coverage.total,
         "covered": coverage.covered,
         "coverage": [asdict(row) for row in coverage.rows],
+        "health": [asdict(layer) for layer in coverage.health],
+        "suggested_damping": options.damping_text(coverage.suggested),
         "seconds": seconds,
     }
     said = (
@@ -123,6 +127,11 @@ def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
     shown: list[RenderableType] = [paragraph(said)]
     if left_out:
         shown.append(table(("not covered", "kind", "why", "parameters"), left_out, left=3))
+    if coverage.unhealthy:
+        rows = [(layer.name, layer.verdict, layer.words) for layer in coverage.unhealthy]
+        shown.append(table(("unhealthy", "verdict", "why"), rows, left=3))
+    if coverage.suggested != ifc.damping:
+        shown.append(paragraph(f"Suggested damping: --damping {options.damping_text(coverage.suggested)}."))
     return Outcome(
         facts,
         shown,

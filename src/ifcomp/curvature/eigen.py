@@ -64,4 +64,7 @@ def eigenvectors(matrices: Tensor, what: str) -> Tensor:
             return vectors.to(matrices.dtype).contiguous()
         except RuntimeError:  # what torch raises when LAPACK does not converge
             continue
-    raise NonFiniteError(f"The eigendecomposition of the covariance of {what} does not converge, not even with jitter.")
+    raise NonFiniteError(
+        f"The eigendecomposition of the covariance of {what} does not converge, not even with jitter. Scale the "
+        "inputs, use model.double(), or leave the layer out with layers= or requires_grad_(False)."
+    )

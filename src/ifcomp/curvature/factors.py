@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ifcomp.errors import MergeError, SettingError
+from ifcomp.errors import MergeError, NonFiniteError, SettingError
 
 #: How many times the precision rounding may leave, relative to the largest, of a gradient that should be zero.
 _ROUNDINGS = 128
@@ -217,6 +217,16 @@ def inverse_curvature(second_moments: Tensor, damping: float) -> Tensor:
     rounding = _ROUNDINGS * torch.finfo(second_moments.dtype).eps
     curved = moments > rounding**2 * moments.max()
     return moments.reciprocal().where(curved, 0.0)
+
+
+def check_finite(factors: Factors) -> None:
+    """Raise NonFiniteError if second moments have overflowed; names the layers."""
+    wrong = [name for name, block in factors.blocks.items() if not block.second_moments.isfinite().all()]
+    if wrong:
+        raise NonFiniteError(
+            f"The squared gradients of {', '.join(wrong)} overflow. Scale the inputs, use model.double(), or leave the "
+            "layers out with layers= or requires_grad_(False)."
+        )
 
 
 def check_damping(damping: Damping) -> Damping:

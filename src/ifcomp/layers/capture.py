@@ -8,8 +8,9 @@ no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,38 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ifcomp.batches import Batch, run_model
-from ifcomp.errors import ModelError
+from ifcomp.errors import ModelError, NonFiniteError
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Site, Use
+from ifcomp.layers.wrappers import uncompiled
 
-#: Output gradients of one backward, one entry for each edge of a recording; None where nothing depends on it.
-Gradients = tuple[Tensor | None, ...]
+#: Half precision has its numbers between 2^-24 and 2^16: the largest of a cotangent is brought to this power of two, so
+#: that those on the way back stay inside.
+_HALF_EXPONENT = 8
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Output gradients of one backward.
+
+    Attributes:
+        values: One entry for each edge of a recording; None where nothing depends on it.
+        unscale: What those of each example are to be multiplied by, [B]; None is 1.
+    """
+
+    values: tuple[Tensor | None, ...]
+    unscale: Tensor | None = None
+
+
+def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Powers of two by which to multiply cotangents [..., B, K] for a backward in half precision, [..., B].
+
+    A confident model's residuals ``p - e_y`` are below what half precision can hold. Examples are independent, so
+    each may have its own scale. None for precisions with the range of float32.
+    """
+    if dtype != torch.float16:
+        return None
+    exponent = torch.frexp(cotangents.double().abs().amax(-1)).exponent
+    return torch.exp2((_HALF_EXPONENT - exponent).double())
 
 
 class Recording:
@@ -46,10 +74,17 @@ class Recording:
         """Gradients of ``sum(logits * cotangent)`` at every layer output."""
         edges = [edge for _, edge in self._edges.values()]
         if not edges:
-            return ()
-        return torch.autograd.grad(
+            return Gradients(())
+        scales = half_scales(cotangent, self.logits.dtype)
+        if scales is not None:
+            cotangent = cotangent * scales.unsqueeze(1)
+        found = torch.autograd.grad(
             self.logits, edges, cotangent.to(self.logits.dtype), retain_graph=True, allow_unused=True
         )
+        if scales is None:
+            return Gradients(found)
+        check_half(found)
+        return Gradients(found, scales.reciprocal())
 
     @property
     def device(self) -> torch.device:
@@ -71,11 +106,14 @@ class Recording:
         layout = self.layouts[block.name]
         found = []
         for use in self.uses.get(block.name, []):
-            gradient = gradients[self._edges[_key(use.edge)][0]]
+            gradient = gradients.values[self._edges[_key(use.edge)][0]]
             if gradient is None:
                 gradient = self.logits.new_zeros(use.shape)
             gradient = gradient if use.part is None else gradient[..., use.part]
-            found.append(layout.by_example(gradient, block.output_axes(gradient), self.batch).to(self.dtype))
+            rows = layout.by_example(gradient, block.output_axes(gradient), self.batch).to(self.dtype)
+            if gradients.unscale is not None:
+                rows = rows * gradients.unscale.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+            found.append(rows)
         return found
 
     def columns(
@@ -170,6 +208,15 @@ class Recording:
             )
 
 
+def check_half(gradients: Iterable[Tensor | None]) -> None:
+    """Raise NonFiniteError if a backward in half precision left its range."""
+    if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
+        raise NonFiniteError(
+            "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
+            "inputs of the same type."
+        )
+
+
 def _key(edge: GradientEdge) -> tuple[int, int]:
     return id(edge.node), edge.output_nr
 
@@ -211,6 +258,7 @@ class Tape:
         """Eval mode and all hooks for the length of the context; then the model is as it was."""
         with ExitStack() as undo:
             undo.enter_context(evaluating(self.model))
+            undo.enter_context(uncompiled(self.model))
             for site in self.sites:
                 if site.forward is None:
                     hook = site.module.register_forward_hook(self._hook(site), prepend=True, with_kwargs=True)

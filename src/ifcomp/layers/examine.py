@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.batches import Batch, run_model
-from ifcomp.errors import ModelError
+from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use
 from ifcomp.layers.capture import Gradients, Recording, Tape
 from ifcomp.layers.inventory import Inventory
@@ -92,10 +92,10 @@ def examine(
                     found |= _find_layouts(model, open_blocks, recording)
                     if len(found) == len(names):
                         break
-        except RuntimeError:
+        except (RuntimeError, LogitsError, ModelError):
             if not shared - demoted:
                 raise
-            demoted |= shared  # the model cannot take a row that was repeated for the batch
+            demoted |= shared  # it was no row for the whole batch: repeated, it breaks the model or changes its logits
             continue
         layouts = {name: found.get(name, likely.get(name)) for name in names}
         failed = {name for name, layout in layouts.items() if layout is None}
@@ -125,19 +125,19 @@ def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
             "can follow back to the parameters."
         )
     with torch.no_grad():
-        alone = run_model(model, batch.select(slice(batch.size - 1, batch.size)).to(logits.device))[0]
-        again = run_model(model, batch.to(logits.device))
+        alone = torch.cat([run_model(model, example.to(logits.device)) for example in batch.split(1)]).detach()
+        again = run_model(model, batch.to(logits.device)).detach()
     if not _close(again, logits.detach()):
         raise ModelError(
             "The logits of the same batch differ from run to run, so the model is random even in eval mode. "
             "Usual cause: functional.dropout without training=self.training."
         )
-    if not _close(alone, logits[-1].detach()):
+    if not all(map(_close, alone, logits.detach())):
         raise ModelError(
             "The logits of an example depend on the other examples of its batch, so examples have no gradients of "
             "their own. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
-            "batch. "
-            f"Difference in the first batch: {float((alone - logits[-1].detach()).abs().max()):.3g}."
+            "batch, a decision that is made once for the whole batch. "
+            f"Difference in the first batch: {float((alone - logits.detach()).abs().max()):.3g}."
         )
 
 
@@ -169,7 +169,8 @@ def _truth(model: nn.Module, names: list[str], recording: Recording, example: in
     logits = recording.logits
     cotangent = torch.zeros_like(logits)
     cotangent[example] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0)).to(logits)
-    parameters = [model.get_parameter(name) for name in names]
+    owned = dict(model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
+    parameters = [owned[name] for name in names]
     found = torch.autograd.grad(logits, parameters, cotangent, retain_graph=True, allow_unused=True) if names else ()
     gradients = {
         name: (torch.zeros_like(parameter) if gradient is None else gradient).detach()

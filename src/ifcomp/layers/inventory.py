@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ifcomp.errors import ModelError, NonFiniteError, SettingError, UncoveredParametersError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, OtherBlock, RecordedBlock, Site
 from ifcomp.layers.registry import Selection, find_rule, qualified, supported_types
+from ifcomp.layers.wrappers import check_transparent
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
     ]
     offenders = dict(_offences(model))
     trainable = {name: parameter for name, parameter in owned if parameter.requires_grad}
+    if not owned:
+        raise ModelError(
+            "No parameter is in the model: it has none, torch.jit.freeze made them constants, or its layers are "
+            "quantised. Give the model that was trained."
+        )
     if not trainable:
         raise ModelError(
             "No parameter of the model is trainable, all are frozen. Call model.requires_grad_(True) first."
@@ -223,6 +229,7 @@ def check_model(model: nn.Module) -> None:
     lazy = [name for name, value in tensors if isinstance(value, UninitializedParameter | UninitializedBuffer)]
     if lazy:
         raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
+    check_transparent(model)
     if any(value.is_inference() for _, value in tensors):
         raise ModelError(
             "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "
@@ -243,6 +250,19 @@ def check_model(model: nn.Module) -> None:
     ]
     if wrong:
         raise NonFiniteError(f"The model has NaN or infinite values in {', '.join(wrong)}. Load a sound checkpoint.")
+
+
+def untouched_norms(model: nn.Module) -> list[str]:
+    """Names of normalisations whose running statistics are those of a new layer: mean 0 and variance 1."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        and module.running_mean is not None
+        and module.running_var is not None
+        and not module.running_mean.any()
+        and bool((module.running_var == 1).all())
+    ]
 
 
 def restrict(

@@ -33,7 +33,8 @@ def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotang
         For every name its gradients [C, B, P], flattened.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        found = _gradients(model, {name: model.get_parameter(name).detach() for name in names}, batch, cotangents)
+        owned = dict(model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
+        found = _gradients(model, {name: owned[name] for name in names}, batch, cotangents)
     return {name: gradient.detach().flatten(2) for name, gradient in found.items()}
 
 
@@ -56,7 +57,7 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
         output = functional_call(model, own, alone, alone_by_name)
         return (output if isinstance(output, Tensor) else output.logits)[0]
 
-    copies = {name: value.expand(batch.size, *value.shape) for name, value in parameters.items()}
+    copies = {name: value.detach().expand(batch.size, *value.shape) for name, value in parameters.items()}
     pull_back = vjp(
         lambda own: vmap(logits_of, (0, axes, keyword_axes))(own, batch.args, batch.kwargs),
         copies,
@@ -66,7 +67,7 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
 
 
 def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
-    own = [model.get_parameter(name) for name in parameters]
+    own = list(parameters.values())
     rows: list[list[tuple[Tensor | None, ...]]] = []
     for index, example in enumerate(batch.split(1)):
         logits = run_model(model, example)

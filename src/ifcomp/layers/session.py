@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, check_inputs, check_labels
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Recording, Tape
+from ifcomp.layers.capture import Recording, Tape, check_half, half_scales
 from ifcomp.layers.examine import examine
 from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
@@ -141,7 +141,8 @@ class Session:
 
         Only covered parameters need gradients in it, so that autograd keeps nothing of the layers below the first.
         """
-        covered = {id(self.model.get_parameter(name)) for block in self.blocks for name in block.parameters}
+        owned = dict(self.model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
+        covered = {id(owned[name]) for block in self.blocks for name in block.parameters}
         idle = [value for value in self.model.parameters() if value.requires_grad and id(value) not in covered]
         with self._tape.attached():
             try:
@@ -304,8 +305,14 @@ class Session:
         """Per-example gradients [C, B, P] of the parameters that no rule covers."""
         if not self._others:
             return {}
-        found = other_gradients(self.model, self._others, piece, cotangents)
-        return {name: gradient.to(self.dtype) for name, gradient in found.items()}
+        scales = half_scales(cotangents, next(self.model.parameters()).dtype)
+        if scales is None:
+            found = other_gradients(self.model, self._others, piece, cotangents)
+            return {name: gradient.to(self.dtype) for name, gradient in found.items()}
+        found = other_gradients(self.model, self._others, piece, cotangents * scales.unsqueeze(-1))
+        check_half(found.values())
+        unscale = scales.reciprocal().to(self.dtype).unsqueeze(-1)
+        return {name: gradient.to(self.dtype) * unscale for name, gradient in found.items()}
 
 
 def working_dtype(model: nn.Module) -> torch.dtype:

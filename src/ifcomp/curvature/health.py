@@ -1,0 +1,135 @@
+"""Which layers' results hang on the damping, and which layers say nothing at all: from the factors alone.
+
+On training data the mean of a layer's expected influence is ``f(delta) = sum Lambda / (Lambda + delta)``, the number of
+directions that its curvature, not the damping, decides. Where all curvature is far below the damping it is
+proportional to ``1 / delta``: then ten times the damping divides it by ten, and the layer's part of every score is a
+matter of choice. Where curvature decides, ten times the damping changes little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ifcomp.curvature.factors import Damping, Factors, Relative, inverse_curvature
+from ifcomp.layers.inventory import Coverage
+
+#: A layer's result hangs on the damping if ten times as much divides it by more than this; 10 is the most.
+FACTOR = 5.0
+
+#: A layer is faint if its mean squared gradient is below this share of the largest layer's.
+FAINT = 1e-8
+
+#: Multiples of the mean curvature that can be suggested, the largest that will do.
+_MULTIPLES = tuple(10.0**-exponent for exponent in range(1, 9))
+
+_WORDS = {
+    "dead": "no training example has a gradient here, so nothing but the damping decides: leave it out with layers=",
+    "faint": "its gradients are next to nothing beside those of other layers; with Relative damping it counts as they "
+    "do all the same: leave it out with layers=, or give an absolute damping",
+    "damping": "ten times the damping divides its expected influence by {factor:.1f}: take less",
+}
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """How far a layer's results can be relied on.
+
+    Attributes:
+        name: The layer.
+        effective: ``f(delta)``, how many of its directions count.
+        factor: ``f(delta) / f(10 delta)``, from 1, where curvature decides, to 10, where damping does.
+        share: Its mean squared gradient over that of the layer with the largest.
+        verdict: "fine", "dead", "faint" or "damping".
+    """
+
+    name: str
+    effective: float
+    factor: float
+    share: float
+    verdict: str
+
+    @property
+    def words(self) -> str:
+        """What is wrong, and what to do."""
+        return _WORDS.get(self.verdict, "fine").format(factor=self.factor)
+
+
+@dataclass(frozen=True)
+class FittedCoverage(Coverage):
+    """What is covered, and how healthy each layer is at a damping.
+
+    Attributes:
+        health: One entry for each covered layer.
+        damping: What it was judged at.
+        suggested: That damping if no layer that is neither dead nor faint hangs on it, else the largest power of ten
+            times the mean curvature at which none does.
+    """
+
+    health: tuple[LayerHealth, ...]
+    damping: Damping
+    suggested: Damping
+
+    @property
+    def unhealthy(self) -> tuple[LayerHealth, ...]:
+        """Layers to look at."""
+        return tuple(layer for layer in self.health if layer.verdict != "fine")
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self.health_lines()])
+
+    def health_lines(self) -> list[str]:
+        """The health section of the printed table."""
+        lines = [f"healthy: {len(self.health) - len(self.unhealthy)} of {len(self.health)} layers at {self.damping!r}"]
+        lines += [f"  {layer.name} ({layer.verdict}): {layer.words}" for layer in self.unhealthy]
+        if self.suggested != self.damping:
+            lines.append(f"suggested damping: {self.suggested!r}")
+        return lines
+
+
+def with_health(coverage: Coverage, factors: Factors, damping: Damping) -> FittedCoverage:
+    """A coverage with the health of its layers.
+
+    Args:
+        coverage: What is covered.
+        factors: The fitted curvature.
+        damping: What scores are made with.
+    """
+    sizes = {name: float(block.second_moments.double().sum()) for name, block in factors.blocks.items()}
+    largest = max(sizes.values(), default=0.0)
+    health = tuple(_layer_health(factors, name, damping, size, largest) for name, size in sizes.items())
+    counting = [name for name, size in sizes.items() if size and size >= FAINT * largest]
+    return FittedCoverage(coverage.rows, health, damping, _suggest(factors, counting, damping))
+
+
+def _layer_health(factors: Factors, name: str, damping: Damping, size: float, largest: float) -> LayerHealth:
+    moments = factors.blocks[name].second_moments
+    delta = factors.damping_of(name, damping)
+    share = size / largest if largest else 0.0
+    factor = damping_factor(moments, delta)
+    verdict = "dead" if not size else "faint" if share < FAINT else "damping" if factor > FACTOR else "fine"
+    return LayerHealth(name or "(model)", _effective(moments, delta), factor, share, verdict)
+
+
+def damping_factor(second_moments: Tensor, damping: float) -> float:
+    """``f(delta) / f(10 delta)`` of a layer: what ten times the damping divides its mean expected influence by."""
+    more = _effective(second_moments, 10 * damping)
+    return _effective(second_moments, damping) / more if more else 1.0
+
+
+def _effective(second_moments: Tensor, damping: float) -> float:
+    """``f(delta)``, the effective number of parameters of a layer."""
+    return float((second_moments.double() * inverse_curvature(second_moments, damping)).sum())
+
+
+def _suggest(factors: Factors, names: Sequence[str], damping: Damping) -> Damping:
+    """The damping itself, or the largest multiple of the mean curvature, that none of the layers hangs on."""
+
+    def decides(candidate: Damping) -> bool:
+        moments = {name: factors.blocks[name].second_moments for name in names}
+        return any(damping_factor(moments[name], factors.damping_of(name, candidate)) > FACTOR for name in names)
+
+    candidates: list[Damping] = [damping, *map(Relative, _MULTIPLES)]
+    return next((candidate for candidate in candidates if not decides(candidate)), candidates[-1])
