@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler
 
 from ifcomp.errors import DataError, LabelError, LogitsError, NonFiniteError, PrecisionError
 
@@ -138,6 +139,15 @@ def check_data(data: Any) -> None:
         raise DataError(
             f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
             "Put a single batch into a list: [(x, y)]."
+        )
+
+
+def check_order(data: Any) -> None:
+    """Raise DataError if a loader is known to shuffle."""
+    if isinstance(getattr(data, "sampler", None), RandomSampler):
+        raise DataError(
+            "A checkpoint needs data in the same order each time, but the loader shuffles, so that work could not go "
+            "on from it. Make its DataLoader with shuffle=False."
         )
 
 
