@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.distributed import broadcast, gather, ranks
-from ifcomp.errors import CheckpointError, DataError, SettingError, StorageError
+from ifcomp.errors import CheckpointError, SettingError, StorageError
 from ifcomp.files import check_room, locked, remove_leftovers, written_atomically
 
 SCHEMA = 1
@@ -115,7 +115,7 @@ class Checkpoint:
             self._inside = None
             if error is None:
                 self._own_path.unlink(missing_ok=True)
-            elif self._own_path.exists():
+            elif self._own_path.exists() and not isinstance(error, CheckpointError):
                 error.add_note(f"What is done so far is in '{self.path}'. Do the same again to go on from there.")
 
     @contextmanager
@@ -129,7 +129,7 @@ class Checkpoint:
 
         Raises:
             SettingError: Outside the context, or for a second time within it.
-            CheckpointError: If the file is damaged or that of other work.
+            CheckpointError: If the file is damaged, or that of other work or data.
             StorageError: If there is no room for the file.
         """
         if self._inside is None:
@@ -235,7 +235,7 @@ class _SavedWork(Work):
 
     def _check(self, same: bool) -> None:
         if not same:
-            raise DataError(
+            raise CheckpointError(
                 f"The data is not what it was when '{self._path}' was written: other examples, another order or other "
                 "batches. Give the same data, without shuffling or random augmentation and with the same batch size, "
                 "or delete the file to start anew."
