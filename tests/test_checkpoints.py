@@ -382,7 +382,7 @@ def test_an_error_keeps_the_file_and_says_so(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "work.partial"
-    enter = f"from ifcomp import Checkpoint\nwith Checkpoint({str(path)!r}): pass"
+    enter = f"from ifcomp.files import locked\nwith locked({str(path)!r}): pass"  # without waiting for torch
     call = [sys.executable, "-c", enter]
     with Checkpoint(path):
         ended = subprocess.run(call, capture_output=True, text=True, check=False)
