@@ -19,6 +19,9 @@ try:
 except ImportError:  # not on every system; there nothing is locked
     fcntl = None  # type: ignore[assignment]
 
+#: Open files of the locks that this process has.
+_held: set[int] = set()
+
 _discarding: ContextVar[bool] = ContextVar("discarding", default=False)
 
 
@@ -53,6 +56,7 @@ def written_atomically(path: str | os.PathLike[str], *, by_all: bool = False) ->
         scratch.touch()
         mode = scratch.stat().st_mode  # as the umask wants it
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise _unwritable(target, error) from error
     try:
         yield scratch
@@ -89,11 +93,14 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     target = Path(path)
     lock = target.with_name(f".{target.name}.lock")
     handle = _acquire(lock, target)
+    _held.add(handle)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
+        if handle in _held:  # not in a child
+            _held.remove(handle)
+            lock.unlink(missing_ok=True)
+            os.close(handle)
 
 
 def check_room(path: str | os.PathLike[str], needed: int) -> None:
@@ -132,6 +139,17 @@ def _acquire(lock: Path, target: Path) -> int:
                 return handle
             os.close(handle)
             raise _unwritable(target, error) from error
+
+
+def _let_go() -> None:
+    """Children do not have the locks of their parent, so that those end with it."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _unwritable(target: Path, error: OSError) -> StorageError:

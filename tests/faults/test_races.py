@@ -1,6 +1,7 @@
 """Several processes and threads at the same files: each sees one whole result or a clear error, never a mixture."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from ifcomp import IFComp
 from ifcomp.cli import runs
+from ifcomp.errors import StorageError
+from ifcomp.files import locked
 
 WRITER = """
 import sys
@@ -31,6 +34,19 @@ for turn in range(20):
     fits[turn % 2].save("run.ifcomp")
     write_parquet("table.parquet", frames[turn % 2], {"index": "", "value": ""}, {})
     Path("written").touch()
+"""
+
+
+ORPHAN = """
+import os, signal, sys, time
+from ifcomp.files import locked
+
+with locked("work"):
+    if os.fork() == 0:
+        print("ready", flush=True)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(60)
 """
 
 
@@ -129,3 +145,23 @@ def test_the_key_of_records_is_made_once(tmp_path: Path, monkeypatch: pytest.Mon
         assert keys[0] is not None
         assert [path.name for path in folder.iterdir()] == ["run-key"]
         assert (folder / "run-key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_ends_with_its_process_though_a_child_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a loader outlive a killed process for some seconds."""
+    monkeypatch.chdir(tmp_path)
+    with python("-c", ORPHAN) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        child = int(children.read_text()) if children.exists() else pytest.skip("needs /proc")
+        with pytest.raises(StorageError, match="Another process"), locked("work"):
+            pass
+        parent.kill()
+        parent.wait()
+        try:
+            with locked("work"):
+                os.kill(child, 0)  # it is there
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
