@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test faults lint docs bench clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+faults: setup
+	$(BIN)/python tests/faults/kill_many.py
 
 lint: setup
 	$(BIN)/ruff check .

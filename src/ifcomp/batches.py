@@ -200,9 +200,14 @@ def _between_processes(error: BaseException) -> bool:
     return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("multiprocessing.")
 
 
-def check_order(data: Any) -> None:
-    """Warn if the data is a DataLoader that shuffles: its examples come in an order that nobody knows."""
-    if isinstance(data, DataLoader) and isinstance(data.sampler, _SHUFFLING):
+def _shuffles(data: Any) -> bool:
+    """Whether the data is a DataLoader that shuffles: its examples come in an order that nobody knows."""
+    return isinstance(data, DataLoader) and isinstance(data.sampler, _SHUFFLING)
+
+
+def warn_of_order(data: Any) -> None:
+    """Warn if the rows of a table would be in an order that nobody knows."""
+    if _shuffles(data):
         warnings.warn(
             "The DataLoader shuffles, so row i of the table is not example i of the data set. Score a DataLoader with "
             "shuffle=False.",
@@ -222,6 +227,15 @@ def check_data(data: Any) -> None:
         raise DataError(
             f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
             "Put a single batch into a list: [(x, y)]."
+        )
+
+
+def check_order(data: Any) -> None:
+    """Raise DataError if a loader is known to shuffle."""
+    if _shuffles(data):
+        raise DataError(
+            "A checkpoint needs data in the same order each time, but the loader shuffles, so that work could not go "
+            "on from it. Make its DataLoader with shuffle=False."
         )
 
 

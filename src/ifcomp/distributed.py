@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -74,13 +75,20 @@ def add_up(tensors: Iterable[Tensor]) -> None:
             dist.all_reduce(tensor)
 
 
-def total_count(count: int, device: torch.device) -> int:
-    """The sum of a number over the processes."""
-    if ranks().world == 1:
-        return count
-    total = torch.tensor([count], device=device)
-    dist.all_reduce(total)
-    return int(total)
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in their order."""
+    values = [value] * ranks().world
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any, source: int) -> Any:
+    """The value of the process ``source``."""
+    box = [value]
+    if ranks().world > 1:
+        dist.broadcast_object_list(box, source)
+    return box[0]
 
 
 def spread(jobs: Sequence[Callable[[], Tensor]], results: Sequence[Tensor], costs: Sequence[float]) -> list[Tensor]:
@@ -109,10 +117,7 @@ def spread(jobs: Sequence[Callable[[], Tensor]], results: Sequence[Tensor], cost
 
 def gather_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of all processes, sorted by their ``index`` column; on every process."""
-    own = ranks()
-    if own.world == 1:
+    if ranks().world == 1:
         return frame
-    parts: list[pd.DataFrame | None] = [None] * own.world
-    dist.all_gather_object(parts, frame)
-    filled = [part for part in parts if part is not None and len(part)]
+    filled = [part for part in gather(frame) if len(part)]
     return pd.concat(filled).sort_values("index", ignore_index=True) if filled else frame

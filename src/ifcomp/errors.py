@@ -61,6 +61,10 @@ class StorageError(IfcompError):
     """A file cannot be read or written as factors."""
 
 
+class CheckpointError(StorageError):
+    """What is left of unfinished work cannot be gone on from, or not be written; says why and what to do."""
+
+
 class FingerprintError(StorageError):
     """Saved factors belong to another model; the message says what differs."""
 

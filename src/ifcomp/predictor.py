@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -14,12 +17,22 @@ from torch import Tensor, nn
 
 from ifcomp import storage
 from ifcomp._version import __version__
-from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_labels, check_order, dead_workers_named
+from ifcomp.batches import (
+    Batch,
+    as_batch,
+    as_batches,
+    check_data,
+    check_labels,
+    check_order,
+    dead_workers_named,
+    warn_of_order,
+)
+from ifcomp.checkpoints import UNSAVED, Checkpoint
 from ifcomp.complexity import pnml_distribution
-from ifcomp.curvature.eigen import eigenbases
+from ifcomp.curvature.eigen import STAGES, eigenbases
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
 from ifcomp.curvature.health import with_health
-from ifcomp.curvature.holdings import check_factors, check_pieces, factor_shapes
+from ifcomp.curvature.holdings import check_factors, check_pieces, checkpoint_bytes, factor_shapes
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
@@ -43,7 +56,17 @@ from ifcomp.layers.wrappers import listed, unwrapped
 from ifcomp.memory import as_bytes, available
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
-from ifcomp.scoring import Evaluation, ScoreOptions, finite, influences, pieces, score_frame
+from ifcomp.scoring import (
+    ROW_BYTES,
+    ROWS,
+    Evaluation,
+    ScoreOptions,
+    finite,
+    influences,
+    pieces,
+    score_frame,
+    score_key,
+)
 
 #: That of the paper; too large for a small training set.
 DEFAULT_ALPHA = 0.15
@@ -127,7 +150,14 @@ class IFComp:
         coverage = (self._session.inventory if self._session else self._inventory).coverage
         return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
 
-    def fit(self, data: Iterable[Any], *, max_memory: int | str | None = None, progress: bool | None = None) -> Self:
+    def fit(
+        self,
+        data: Iterable[Any],
+        *,
+        max_memory: int | str | None = None,
+        checkpoint: Checkpoint | None = None,
+        progress: bool | None = None,
+    ) -> Self:
         """Estimate the curvature in two passes over the training data.
 
         Args:
@@ -135,12 +165,15 @@ class IFComp:
                 integer ones are checked all the same.
             max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
                 None works in pieces of a sensible size, and asks only that the factors fit in what is there.
+            checkpoint: Saves the work so far now and then; the same call goes on from there after a kill, to the same
+                bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
             MemoryLimitError: If it is too little; says what is needed, and by which layer.
+            CheckpointError: If the checkpoint is that of other work; says what differs.
         """
-        fit_together([self], data, max_memory=max_memory, progress=progress)
+        fit_together([self], data, max_memory=max_memory, checkpoint=checkpoint, progress=progress)
         return self
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
@@ -248,6 +281,7 @@ class IFComp:
         probes: int | None = None,
         damping: Damping | None = None,
         max_memory: int | str | None = None,
+        checkpoint: Checkpoint | None = None,
         progress: bool | None = None,
     ) -> ScoreTable:
         """Score a data set: one row an example, in order; label columns if the data has labels.
@@ -262,21 +296,31 @@ class IFComp:
             damping: Overrides the predictor's.
             max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
                 None works in pieces of a sensible size.
+            checkpoint: Saves the rows so far now and then; the same call goes on from there after a kill, to the same
+                bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
             MemoryLimitError: If ``max_memory`` is too little; says what is needed.
+            CheckpointError: If the checkpoint is that of other work; says what differs.
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes), as_bytes(max_memory)
         check_data(data)
-        check_order(data)
+        (warn_of_order if checkpoint is None else check_order)(data)
         progress = progress if ranks().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         evaluation = replace(self._evaluation(first, damping), limit=limit)
-        frame = gather_rows(score_frame(evaluation, own_slices(itertools.chain([first], batches)), options))
+        rows = len(data) * first.size if isinstance(data, Sized) else first.size
+        with ExitStack() as stack:
+            work = UNSAVED
+            if checkpoint is not None:
+                key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
+                work = stack.enter_context(checkpoint.work(key, [ROWS], rows * ROW_BYTES))
+            frame = score_frame(evaluation, own_slices(work.over(itertools.chain([first], batches))), options, work)
+        frame = gather_rows(frame)
         settings = {
             **asdict(options),
             "beta": self.beta,
@@ -460,6 +504,7 @@ def fit_together(
     data: Iterable[Any],
     *,
     max_memory: int | str | None = None,
+    checkpoint: Checkpoint | None = None,
     progress: bool | None = None,
 ) -> None:
     """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
@@ -470,6 +515,7 @@ def fit_together(
         predictors: Of the same model, with the same layers and ``sua``.
         data: As for `IFComp.fit`.
         max_memory: As for `IFComp.fit`, for all of them together.
+        checkpoint: As for `IFComp.fit`.
         progress: Show a progress bar; None shows it on terminals.
     """
     lead = predictors[0]
@@ -481,6 +527,8 @@ def fit_together(
             "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
         )
     check_data(data)
+    if checkpoint is not None:
+        check_order(data)
     settings, limit = [predictor.settings for predictor in predictors], as_bytes(max_memory)
     item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
     check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
@@ -493,18 +541,23 @@ def fit_together(
             IfcompWarning,
             stacklevel=4,
         )
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), ExitStack() as stack:
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
         session = Session(lead.model, lead._selection, first)
         check_pieces(session, first, settings, limit)
-        covariances = fit_covariances(session, own_slices(itertools.chain([first], batches)), settings, limit)
-        seen, bases = covariances[0].count, eigenbases(covariances)
+        work = UNSAVED
+        if checkpoint is not None:
+            size = checkpoint_bytes(session.blocks, item_bytes, len(settings))
+            work = stack.enter_context(checkpoint.work(_fit_key(predictors, session, limit), STAGES, size))
+        batches = work.over(itertools.chain([first], batches))
+        covariances = fit_covariances(session, own_slices(batches), settings, limit, work)
+        seen, bases = covariances[0].count, eigenbases(covariances, work)
         del covariances  # before the second pass needs room
-        again = as_batches(track(data, "pass 2 of 2: second moments", progress))
-        fits = fit_second_moments(session, own_slices(again), settings, bases, limit)
+        again = work.over(as_batches(track(data, "pass 2 of 2: second moments", progress)))
+        fits = fit_second_moments(session, own_slices(again), settings, bases, limit, work, seen)
     if fits[0].count != seen:
         raise LengthChangedError(
             f"The first pass saw {seen} examples, the second {fits[0].count}. The data must give the "
@@ -530,6 +583,24 @@ def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
             IfcompWarning,
             stacklevel=3,
         )
+
+
+def _fit_key(predictors: Sequence[IFComp], session: Session, limit: int | None) -> dict[str, Any]:
+    """What the result of a fit depends on besides the data, in words and plain JSON."""
+    return {
+        "work": "fit",
+        "model": _short(storage.fingerprint(predictors[0].model)),
+        "settings": [asdict(predictor.settings) for predictor in predictors],
+        "selection": asdict(predictors[0]._selection),
+        "device": str(session.device),
+        "max_memory": limit,
+        "version": __version__,
+    }
+
+
+def _short(fingerprint: Mapping[str, str]) -> str:
+    """A fingerprint in one word."""
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:

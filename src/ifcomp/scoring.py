@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ifcomp import complexity
 from ifcomp.batches import Batch
+from ifcomp.checkpoints import UNSAVED, Work, digest
 from ifcomp.curvature.factors import Damping, Factors, check_number
 from ifcomp.curvature.labels import probabilities
 from ifcomp.errors import DataError, NonFiniteError, SettingError
@@ -21,6 +23,13 @@ from ifcomp.influence.probes import check_probes, probe_cotangents, standard_err
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.session import Session
 from ifcomp.memory import Budget
+from ifcomp.scores import DESCRIPTIONS
+
+#: What scoring does, as checkpoints call it.
+ROWS = "rows"
+
+#: Bytes of a row, at most.
+ROW_BYTES = 8 * len(DESCRIPTIONS)
 
 
 @dataclass(frozen=True)
@@ -144,10 +153,35 @@ def expected_influences(
         yield piece, Expected(forms.sum(1), error=standard_error(forms, classes) if probes > 1 else None)
 
 
-def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions) -> pd.DataFrame:
-    """One row an example with every column of `ScoreTable`; empty without examples."""
+def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
+    """What scores depend on besides the model and the data, in words and plain JSON."""
+    blocks = evaluation.factors.blocks.values()
+    bases = [(block.basis.inputs, block.basis.outputs) for block in blocks if block.basis is not None]
+    parts = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
+    return {
+        "work": "score",
+        "fit": digest(part for part in parts if part is not None)[:16],
+        "settings": asdict(evaluation.factors.settings),
+        "options": asdict(options),
+        "damping": repr(evaluation.damping),
+        "device": str(evaluation.session.device),
+        "max_memory": evaluation.limit,
+    }
+
+
+def score_frame(
+    evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
+) -> pd.DataFrame:
+    """One row an example with every column of `ScoreTable`; empty without examples. ``work`` saves rows."""
     typical = evaluation.factors.effective_parameters(evaluation.damping) or 1.0
     parts: list[dict[str, Tensor]] = []
+
+    def joined() -> dict[str, Tensor]:
+        parts[:] = [_joined(parts)] if parts else []
+        return parts[0] if parts else {}
+
+    if saved := work.enter(ROWS, joined):
+        parts.append({name: saved[name] for name in DESCRIPTIONS if name in saved})
     with evaluation.session.attached():
         for piece, expected in expected_influences(evaluation, batches, options.probes):
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
@@ -156,11 +190,13 @@ def score_frame(evaluation: Evaluation, batches: Iterable[Batch], options: Score
                 columns |= _label_columns(piece, parametric, expected.influence, evaluation, options)
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
             parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
-    if not parts:
-        return pd.DataFrame()
+    return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     if any(part.keys() != parts[0].keys() for part in parts):
         raise DataError("Some batches have labels and others have none. Give labels for all or for none.")
-    return pd.DataFrame({name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _input_columns(

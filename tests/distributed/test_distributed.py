@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from distributed import worker
+from ifcomp import Checkpoint
 from ifcomp.batches import as_batches
 from ifcomp.distributed import Ranks, gather_rows, own_slices, ranks, sharing, spread
+from ifcomp.errors import CheckpointError, DataError
 
 WORKER = Path(worker.__file__)
 
@@ -62,10 +64,43 @@ def test_several_processes_give_what_one_gives(processes: int, tmp_path: Path) -
 
 def test_a_process_that_dies_stops_the_others(tmp_path: Path) -> None:
     path = tmp_path / "found.npz"
-    ended = torchrun(2, str(WORKER), str(path), "dies")  # its time limit is what would find a hang
+    ended = torchrun(2, str(WORKER), str(path), "--dies", "1")  # its time limit is what would find a hang
     assert ended.returncode != 0
     assert "exitcode  : 17" in ended.stderr
     assert not path.exists()
+
+
+def test_a_slow_process_is_waited_for_and_a_dead_one_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    path, partial_path = tmp_path / "found.npz", tmp_path / "work.partial"
+    ended = torchrun(2, str(WORKER), str(path), "--lags", "0.1")
+    assert ended.returncode == 0, ended.stderr
+    whole, expected = dict(np.load(path)), worker.results(worker.data())
+    for name, value in expected.items():
+        np.testing.assert_allclose(whole[name], value, rtol=1e-9, atol=1e-20 * np.abs(value).max(), err_msg=name)
+    path.unlink()
+    kept = ("--checkpoint", str(partial_path))
+    ended = torchrun(2, str(WORKER), str(path), *kept, "--dies", str(len(worker.BATCHES) + 2))
+    assert ended.returncode != 0
+    second = tmp_path / "work.partial-1"
+    assert partial_path.exists()
+    second.unlink()  # as if it had died before it could write what the first has written
+    ended = torchrun(2, str(WORKER), str(path), *kept)
+    assert ended.returncode == 0, ended.stderr
+    found = dict(np.load(path))
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        name: value.tobytes() for name, value in whole.items()
+    }
+    assert [other.name for other in tmp_path.iterdir()] == ["found.npz"]
+
+
+def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial_path = tmp_path / "work.partial"
+    with pytest.raises(DataError), Checkpoint(partial_path, 0) as checkpoint:
+        worker.results([worker.data()[0], None], checkpoint)
+    assert partial_path.exists()
+    monkeypatch.setattr("ifcomp.checkpoints.ranks", lambda: Ranks(0, 2))
+    with pytest.raises(CheckpointError, match="processes: 1 there, 2 here"), Checkpoint(partial_path, 0) as checkpoint:
+        worker.results(worker.data(), checkpoint)
 
 
 def test_the_command_line_is_the_same_under_torchrun(tmp_path: Path) -> None:

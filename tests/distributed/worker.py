@@ -1,13 +1,15 @@
-"""What every process of the distributed tests runs: ``torchrun worker.py RESULT [dies]``."""
+"""What every process of the distributed tests runs: ``torchrun worker.py RESULT``; the second may have trouble."""
 
+import argparse
 import os
-import sys
+import time
+from contextlib import ExitStack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ifcomp import IFComp
+from ifcomp import Checkpoint, IFComp
 from ifcomp.distributed import sharing
 
 BATCHES = (7, 7, 2, 1, 4)  # uneven, one smaller than the number of processes, and a partial last one
@@ -28,9 +30,9 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(x, torch.arange(size) % 5) for size, x in sizes]
 
 
-def results(batches: list[tuple[Tensor, Tensor]]) -> dict[str, np.ndarray]:
+def results(batches: list[tuple[Tensor, Tensor]], checkpoint: Checkpoint | None = None) -> dict[str, np.ndarray]:
     """Everything a fit and a scoring give, as arrays."""
-    ifc = IFComp(network(), **SETTINGS).fit(batches)
+    ifc = IFComp(network(), **SETTINGS).fit(batches, checkpoint=checkpoint)
     frame = ifc.score(batches, damping=1e-3).frame
     moments = {f"moments {name}": block.second_moments.numpy() for name, block in ifc.factors.blocks.items()}
     columns = {f"column {name}": frame[name].to_numpy() for name in frame}
@@ -39,21 +41,36 @@ def results(batches: list[tuple[Tensor, Tensor]]) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Fit and score with the other processes; the first one writes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result")
+    parser.add_argument("--dies", type=int, help="after so many batches")
+    parser.add_argument("--lags", type=float, help="seconds before each batch")
+    parser.add_argument("--checkpoint")
+    chosen = parser.parse_args()
     batches = data()
-    with sharing() as ranks:
-        if "dies" in sys.argv and ranks.rank == 1:
-            batches = _DyingData(batches)
-        found = results(batches)
+    with sharing() as ranks, ExitStack() as stack:
+        if ranks.rank == 1:
+            batches = _Trouble(batches, chosen.dies, chosen.lags)
+        kept = chosen.checkpoint and stack.enter_context(Checkpoint(chosen.checkpoint, 0))
+        found = results(batches, kept)
         if ranks.rank == 0:
-            np.savez(sys.argv[1], world=ranks.world, **found)
+            np.savez(chosen.result, world=ranks.world, **found)
 
 
-class _DyingData(list):
-    """Batches of a process that is killed on the way."""
+class _Trouble(list):
+    """Batches of a process that is slow, or killed on the way."""
+
+    def __init__(self, batches: list[tuple[Tensor, Tensor]], dies: int | None, lags: float | None) -> None:
+        super().__init__(batches)
+        self.left, self.pause = dies, lags or 0.0
 
     def __iter__(self) -> object:
-        yield self[0]
-        os._exit(17)
+        for batch in list.__iter__(self):
+            if self.left == 0:
+                os._exit(17)
+            self.left = None if self.left is None else self.left - 1
+            time.sleep(self.pause)
+            yield batch
 
 
 if __name__ == "__main__":

@@ -176,6 +176,18 @@ def test_the_command(command: Callable[..., Any], tmp_path: Path) -> None:
     assert "There is no study 'tow'. Choose one of toy" in command("tow").output
 
 
+def test_a_stopped_command_says_how_to_go_on(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.reproduce.reproduce", stop)
+    done = command("toy", "--out", str(tmp_path))
+    assert done.exit_code == 130
+    assert "Give the same command again to go on" in " ".join(done.output.split())
+
+
 def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import ifcomp
 

@@ -48,6 +48,7 @@ def audit(
         str | None, typer.Option(metavar="FILE", help="Also write what 'ifcomp report' writes, .html.")
     ] = None,
     damping: options.DampingText = None,
+    checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
     """Sort training labels by suspicion and say which are probably wrong.
 
@@ -55,6 +56,7 @@ def audit(
     """
     from ifcomp.cli.auditing import audit_run, check_shares, write_report
     from ifcomp.cli.opened import check_labelled, find_run
+    from ifcomp.cli.resuming import resumable
 
     check_target(out, TABLE_SUFFIXES)
     if report is not None:
@@ -62,15 +64,16 @@ def audit(
     check_shares(fraction, noise_rate)
     chosen_damping = options.damping(damping)
     opened = find_run(run, model)
-    source = opened.source(data, reading)
-    check_labelled(source)
-    ifc = opened.predictor(source)
-    found = audit_run(ifc, source, chosen_damping, fraction, noise_rate)
-    written = {out: f"all {len(found.frame):,} labels, most suspicious first"}
-    if report is not None:
-        write_report(report, opened, ifc, source, found)
-        written[report] = "the report: open it in a browser"
-    write_table(out, found.frame, found.descriptions, found.settings, source)
+    with resumable(checkpoint_every, out, *([report] if report else [])) as checkpoint:
+        source = opened.source(data, reading)
+        check_labelled(source)
+        ifc = opened.predictor(source)
+        found = audit_run(ifc, source, chosen_damping, fraction, noise_rate, checkpoint)
+        written = {out: f"all {len(found.frame):,} labels, most suspicious first"}
+        if report is not None:
+            write_report(report, opened, ifc, source, found)
+            written[report] = "the report: open it in a browser"
+        write_table(out, found.frame, found.descriptions, found.settings, source)
     suspects = len(found.suspects)
     too_many = max_suspects is not None and suspects > max_suspects
     names = opened.class_names(source)

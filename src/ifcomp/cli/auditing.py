@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ifcomp import IFComp
+from ifcomp import Checkpoint, IFComp
 from ifcomp.cli.explaining import explanations
 from ifcomp.cli.opened import Run
 from ifcomp.curvature.factors import Damping
@@ -28,10 +28,16 @@ def check_shares(fraction: float | None, noise_rate: float | None) -> None:
 
 
 def audit_run(
-    ifc: IFComp, source: Source, damping: Damping | None, fraction: float | None, noise_rate: float | None
+    ifc: IFComp,
+    source: Source,
+    damping: Damping | None,
+    fraction: float | None,
+    noise_rate: float | None,
+    checkpoint: Checkpoint | None = None,
 ) -> LabelAudit:
     """Score the data and sort its labels."""
-    scores = ifc.score(source.batches(), damping=AUDIT_DAMPING if damping is None else damping)
+    chosen = AUDIT_DAMPING if damping is None else damping
+    scores = ifc.score(source.batches(), damping=chosen, checkpoint=checkpoint)
     return audit_labels(scores, fraction=fraction, noise_rate=noise_rate)
 
 

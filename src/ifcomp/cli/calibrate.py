@@ -67,7 +67,7 @@ def calibrate(
     """
     from ifcomp.cli.opened import check_labelled, find_run
     from ifcomp.cli.probabilities import METRICS, metric_rows, probabilities
-    from ifcomp.cli.runs import record_path, write_record
+    from ifcomp.cli.runs import record_path, write_run
     from ifcomp.tasks.calibration import plot_reliability
     from ifcomp.tuning import tune
 
@@ -96,9 +96,8 @@ def calibrate(
         **_settings_of(ifc),
     )
     written = {out: "the calibrated run", record_path(out): "its record"}
-    tuned.predictor.save(out)
     record = opened.new_record(training, reading, tuned.predictor)
-    write_record(out, replace(record, alpha=tuned.alpha, keep_argmax=keep_argmax))
+    write_run(out, tuned.predictor, replace(record, alpha=tuned.alpha, keep_argmax=keep_argmax))
     if figure is not None:
         found = probabilities(tuned.predictor, held_out[0], tuned.alpha, keep_argmax)
         plot_reliability(found.curves(), figure)

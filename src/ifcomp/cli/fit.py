@@ -47,6 +47,7 @@ def fit(
         bool, typer.Option("--skip-uncovered", help="Leave out parameters that cannot be covered.")
     ] = False,
     max_memory: options.MaxMemory = None,
+    checkpoint_every: options.CheckpointEvery = 60.0,
     device: options.Device = "cpu",
 ) -> Outcome:
     """Fit the curvature of a trained model in two passes over its training data.
@@ -55,7 +56,8 @@ def fit(
     """
     from ifcomp import IFComp
     from ifcomp.cli.models import load_model, try_model
-    from ifcomp.cli.runs import Record, record_path, write_record
+    from ifcomp.cli.resuming import resumable
+    from ifcomp.cli.runs import Record, record_path, write_run
     from ifcomp.predictor import DEFAULT_DAMPING
     from ifcomp.sources import open_source
 
@@ -64,25 +66,25 @@ def fit(
     reading_options = reading.parsed()
     for target in (out, record_path(out)):
         check_target(target)
-    source = open_source(data, reading_options)
-    network = load_model(model, weights, device)
-    classes = try_model(network, source, model)
-    ifc = IFComp(
-        network,
-        beta,
-        layers=options.layers(layers),
-        damping=DEFAULT_DAMPING if chosen_damping is None else chosen_damping,
-        sua=options.sua(sua),
-        fisher=choose_fisher(fisher, classes),
-        label_samples=label_samples,
-        seed=seed,
-        skip_uncovered=skip_uncovered,
-    ).fit(source.batches(), max_memory=max_memory)
-    ifc.save(out)
-    names = None if source.class_names is None else list(source.class_names)
-    assert ifc.factors is not None
-    record = Record(model, weights, data, reading_options.given(), names, ifc.factors.count)
-    write_record(out, record)
+    with resumable(checkpoint_every, out, record_path(out)) as checkpoint:
+        source = open_source(data, reading_options)
+        network = load_model(model, weights, device)
+        classes = try_model(network, source, model)
+        ifc = IFComp(
+            network,
+            beta,
+            layers=options.layers(layers),
+            damping=DEFAULT_DAMPING if chosen_damping is None else chosen_damping,
+            sua=options.sua(sua),
+            fisher=choose_fisher(fisher, classes),
+            label_samples=label_samples,
+            seed=seed,
+            skip_uncovered=skip_uncovered,
+        ).fit(source.batches(), max_memory=max_memory, checkpoint=checkpoint)
+        names = None if source.class_names is None else list(source.class_names)
+        assert ifc.factors is not None
+        record = Record(model, weights, data, reading_options.given(), names, ifc.factors.count)
+        write_run(out, ifc, record)
     return _outcome(ifc, record, out, time.perf_counter() - started)
 
 

@@ -27,10 +27,11 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except IfcompError as error:
-            _tell("Error: ", str(error))
+            _tell("Error: ", " ".join([str(error), *getattr(error, "__notes__", [])]))
             raise typer.Exit(USAGE_ERROR) from error
         except KeyboardInterrupt as interrupt:
-            _tell("Stopped. ", "Files are either complete or as they were before.")
+            notes = getattr(interrupt, "__notes__", [])
+            _tell("Stopped. ", " ".join(["Files are either complete or as they were before.", *notes]))
             raise typer.Exit(INTERRUPTED) from interrupt
 
 

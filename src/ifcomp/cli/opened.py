@@ -57,7 +57,10 @@ class Run:
         model = load_model(self.model, self.weights, self.choice.device)
         for source in sources:
             try_model(model, source, self.model)
-        return IFComp.load(self.path, model)
+        loaded = IFComp.load(self.path, model)
+        if self.record is not None and read_record(self.path) != self.record:
+            raise StorageError(f"'{self.path}' was replaced by another fit while it was read. Run this again.")
+        return loaded
 
     def calibration(self) -> tuple[float, bool]:
         """Alpha and whether to keep the predicted class, as 'ifcomp calibrate' chose them."""

@@ -51,6 +51,15 @@ MaxMemory = Annotated[
     typer.Option(metavar="SIZE", help="Hold no more than this beside model and data, such as 8GB; changes no result."),
 ]
 
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="How often what is done so far is saved in OUT.partial; the same command goes on from there.",
+    ),
+]
+
 Layers = Annotated[
     str | None, typer.Option(metavar="A,B,C", help="Only these: last, or names and patterns such as 'fc*'.")
 ]

@@ -43,7 +43,11 @@ def reproduce(
 
     torch.set_num_threads(1)  # results do not depend on the machine's cores
     folder = experiments.RESULTS if out is None else Path(out)
-    written = experiments.reproduce(name, preset, folder, plot_only=plot_only)
+    try:
+        written = experiments.reproduce(name, preset, folder, plot_only=plot_only)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note("Give the same command again to go on with the steps that are left.")
+        raise
     table = folder / name / preset / "table.md"
     return Outcome({"study": name, "preset": preset}, [paragraph(table.read_text())], written)
 

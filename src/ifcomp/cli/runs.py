@@ -14,15 +14,21 @@ import hmac
 import json
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ifcomp._version import __version__
+from ifcomp.distributed import ranks
 from ifcomp.errors import StorageError
 from ifcomp.files import written_atomically
+
+if TYPE_CHECKING:
+    from ifcomp import IFComp
 
 SCHEMA = 1
 KEY_BYTES = 32
@@ -64,6 +70,19 @@ class Record:
 def record_path(run: str) -> str:
     """Where the record of a run is."""
     return f"{run}.json"
+
+
+def write_run(run: str, ifc: IFComp, record: Record) -> None:
+    """Write a fit and its record.
+
+    The record of an older run goes first, once the new run is on the disk: whoever is killed in between leaves a run
+    without a record, never one with the record of another.
+    """
+    with written_atomically(run) as scratch:
+        ifc.save(scratch)
+        if ranks().rank == 0:
+            Path(record_path(run)).unlink(missing_ok=True)
+    write_record(run, record)
 
 
 def write_record(run: str, record: Record) -> str:
@@ -122,8 +141,12 @@ def _key(create: bool) -> bytes | None:
     try:
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            handle, scratch = tempfile.mkstemp(dir=path.parent)  # for the user alone
+            with os.fdopen(handle, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
+            with suppress(FileExistsError):  # another process was quicker: its key counts
+                os.link(scratch, path)
+            os.unlink(scratch)
         key = path.read_bytes()
     except OSError:
         return None

@@ -44,12 +44,14 @@ def score(
     ] = False,
     damping: options.DampingText = None,
     max_memory: options.MaxMemory = None,
+    checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
     """Score data: prediction, confidence, surprise, complexity, and of labels error and regret.
 
     Larger = more surprising, more suspicious; codelengths are in nats.
     """
     from ifcomp.cli.opened import find_run
+    from ifcomp.cli.resuming import resumable
     from ifcomp.scoring import ScoreOptions
 
     check_target(out, TABLE_SUFFIXES)
@@ -57,17 +59,19 @@ def score(
     opened = find_run(run, model)
     was_seen = opened.is_training_data(data) if seen is None else seen
     ScoreOptions(was_seen, alpha, linearized, probes)
-    source = opened.source(data, reading)
-    scores = opened.predictor(source).score(
-        source.batches(),
-        seen=was_seen,
-        alpha=alpha,
-        linearized=linearized,
-        probes=probes,
-        damping=chosen_damping,
-        max_memory=max_memory,
-    )
-    write_table(out, scores.frame, scores.descriptions, scores.settings, source)
+    with resumable(checkpoint_every, out) as checkpoint:
+        source = opened.source(data, reading)
+        scores = opened.predictor(source).score(
+            source.batches(),
+            seen=was_seen,
+            alpha=alpha,
+            linearized=linearized,
+            probes=probes,
+            damping=chosen_damping,
+            max_memory=max_memory,
+            checkpoint=checkpoint,
+        )
+        write_table(out, scores.frame, scores.descriptions, scores.settings, source)
     facts = {"run": run, "data": source.spec, "examples": len(scores), "settings": dict(scores.settings)}
     facts |= {"summary": summary(scores)}
     next_steps = {f"ifcomp audit {run}": "which training labels are wrong"}

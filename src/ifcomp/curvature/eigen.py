@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ifcomp.curvature.factors import Basis, Covariances
+from ifcomp.checkpoints import UNSAVED, Work, same_shape
+from ifcomp.curvature.factors import Basis, Covariances, covariance_sums
 from ifcomp.distributed import spread
 from ifcomp.errors import NonFiniteError
 
@@ -16,11 +17,19 @@ from ifcomp.errors import NonFiniteError
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
 
 
-def eigenbases(several: Sequence[Covariances]) -> list[Mapping[str, Basis]]:
+#: What a fit does, in order, as checkpoints call it.
+STAGES = ("covariances", "eigenvectors", "second moments")
+
+
+def eigenbases(several: Sequence[Covariances], work: Work = UNSAVED) -> list[Mapping[str, Basis]]:
     """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision.
 
     Fits that were made together share their input covariances, which are decomposed once. The work is
     spread over the processes that share it.
+
+    Args:
+        several: Covariances of fits that were made together.
+        work: Saves them, and the eigenvectors that there are already, now and then.
     """
     jobs: dict[int, tuple[Tensor, str]] = {}  # by the identity of the covariance
     for covariances in several:
@@ -29,8 +38,20 @@ def eigenbases(several: Sequence[Covariances]) -> list[Mapping[str, Basis]]:
                 jobs[id(covariance.inputs)] = covariance.inputs, f"the inputs of layer '{name}'"
             jobs[id(covariance.outputs)] = covariance.outputs, f"the output gradients of layer '{name}'"
     matrices = [matrix for matrix, _ in jobs.values()]
+    ready: dict[str, Tensor] = {}
+    common = {"examples/0": torch.tensor(several[0].count), **covariance_sums(several)}
+    saved = work.enter(STAGES[1], lambda: ready, common)
+
+    def decompose(name: str, matrix: Tensor, what: str) -> Tensor:
+        if name in saved:
+            ready[name] = same_shape(name, saved[name], matrix).to(matrix.device)
+        else:
+            ready[name] = eigenvectors(matrix, what)
+            work.tick()
+        return ready[name]
+
     made = spread(
-        [partial(eigenvectors, *job) for job in jobs.values()],
+        [partial(decompose, f"basis/{number}", *job) for number, job in enumerate(jobs.values())],
         matrices,
         [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices],
     )
@@ -44,6 +65,18 @@ def eigenbases(several: Sequence[Covariances]) -> list[Mapping[str, Basis]]:
         }
         for covariances in several
     ]
+
+
+def basis_tensors(bases: Sequence[Mapping[str, Basis]]) -> dict[str, Tensor]:
+    """The tensors of bases that were made together, by name; those that they share once."""
+    tensors = {
+        id(tensor): tensor
+        for blocks in bases
+        for basis in blocks.values()
+        for tensor in (basis.inputs, basis.outputs)
+        if tensor is not None
+    }
+    return {f"basis/{number}": tensor for number, tensor in enumerate(tensors.values())}
 
 
 def eigenvectors(matrices: Tensor, what: str) -> Tensor:

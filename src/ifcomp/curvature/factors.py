@@ -7,7 +7,7 @@ squared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,6 +95,16 @@ class Covariances:
             inputs = None if mine.inputs is None or theirs.inputs is None else mine.inputs + theirs.inputs
             merged[name] = Covariance(inputs, mine.outputs + theirs.outputs)
         return Covariances(merged, self.count + other.count)
+
+
+def covariance_sums(several: Sequence[Covariances]) -> dict[str, Tensor]:
+    """The tensors of fits that were made together, by name; those that they share once."""
+    inputs = {f"inputs/{name}": own.inputs for name, own in several[0].blocks.items() if own.inputs is not None}
+    return inputs | {
+        f"outputs/{number}/{name}": own.outputs
+        for number, covariances in enumerate(several)
+        for name, own in covariances.blocks.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,6 +59,12 @@ def factor_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int
     return sum(inputs + fits * (moments + outputs) for moments, inputs, outputs in found)
 
 
+def checkpoint_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) -> int:
+    """Bytes of the largest checkpoint of a fit: covariances and their eigenvectors, or the factors."""
+    found = [block_bytes(block, item_bytes) for block in blocks]
+    return max(2 * sum(inputs + fits * outputs for _, inputs, outputs in found), factor_bytes(blocks, item_bytes, fits))
+
+
 def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
     """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
     and, twice, rearranged for a matrix product.

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ifcomp.batches import Batch
-from ifcomp.curvature.factors import Basis, BlockFactors, Covariance, Covariances, Factors, FitSettings
+from ifcomp.checkpoints import UNSAVED, Work, restore
+from ifcomp.curvature.eigen import STAGES, basis_tensors
+from ifcomp.curvature.factors import (
+    Basis,
+    BlockFactors,
+    Covariance,
+    Covariances,
+    Factors,
+    FitSettings,
+    covariance_sums,
+)
 from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.rotation import (
@@ -18,7 +29,7 @@ from ifcomp.curvature.rotation import (
     rotated_slabs,
     sum_equal_indices,
 )
-from ifcomp.distributed import add_up, total_count
+from ifcomp.distributed import add_up
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Gradients, Recording
 from ifcomp.layers.session import Holds, LabelUse, Session
@@ -26,11 +37,15 @@ from ifcomp.memory import Budget
 
 #: What is done with a recorded piece: the piece, its recording, the cotangents for each of the settings, and how many
 #: of them to work on at once.
-_Work = Callable[[Batch, Recording, list[Cotangents], int], None]
+_Add = Callable[[Batch, Recording, list[Cotangents], int], None]
 
 
 def fit_covariances(
-    session: Session, batches: Iterable[Batch], settings: Sequence[FitSettings], limit: int | None = None
+    session: Session,
+    batches: Iterable[Batch],
+    settings: Sequence[FitSettings],
+    limit: int | None = None,
+    work: Work = UNSAVED,
 ) -> list[Covariances]:
     """First pass: sums of the outer products of inputs and of output gradients.
 
@@ -39,6 +54,7 @@ def fit_covariances(
         batches: The training data.
         settings: How labels are chosen; one or several, which share the forward passes and the sums over inputs.
         limit: Bytes that may be held in all.
+        work: Saves the sums now and then; those of a stage that is done and no longer needed are zeros.
 
     Returns:
         Covariances for each of the settings.
@@ -46,6 +62,10 @@ def fit_covariances(
     shapes = {block.name: factor_shapes(block) for block in session.kronecker}
     inputs = {name: None if shape is None else session.zeros(*shape) for name, (_, shape, _) in shapes.items()}
     outputs = [{name: session.zeros(*(shape or ())) for name, (_, _, shape) in shapes.items()} for _ in settings]
+    made = [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, 0) for sums in outputs]
+    count = session.counter()
+    kept = {"examples/0": count, **covariance_sums(made)}
+    restore(kept, work.enter(STAGES[0], lambda: kept))
 
     def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
         _add_input_products(inputs, session, recording)
@@ -53,11 +73,10 @@ def fit_covariances(
             for chunk in own.chunks(at_once):
                 _add_output_products(sums, session, recording, chunk)
 
-    step = fit_steps(session, len(settings), limit)[0]
-    count = _over_pieces(session, batches, settings, 0, add, *step)
-    add_up(total for total in inputs.values() if total is not None)
-    add_up(total for sums in outputs for total in sums.values())
-    return [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, count) for sums in outputs]
+    if not work.is_done(STAGES[0]):
+        _over_pieces(session, batches, settings, 0, add, count, *fit_steps(session, len(settings), limit)[0])
+        add_up(kept.values())
+    return [replace(own, count=int(count)) for own in made]
 
 
 def fit_second_moments(
@@ -66,11 +85,28 @@ def fit_second_moments(
     settings: Sequence[FitSettings],
     bases: Sequence[Mapping[str, Basis]],
     limit: int | None = None,
+    work: Work = UNSAVED,
+    seen: int = 0,
 ) -> list[Factors]:
     """Second pass: mean squares of the per-example gradients in the eigenbasis of each of the settings, with fresh
     label samples.
+
+    Args:
+        session: The model and its blocks.
+        batches: The training data.
+        settings: As in the first pass.
+        bases: For each of them.
+        limit: Bytes that may be held in all.
+        work: Saves the sums now and then.
+        seen: How many examples the first pass saw, to be saved with them.
     """
+    saved = work.enter(STAGES[2], lambda: kept, {"examples/0": torch.tensor(seen), **basis_tensors(bases)})
     totals = [{block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks} for _ in settings]
+    count = session.counter()
+    kept = {f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()}
+    kept["examples/1"] = count
+    restore(kept, saved)
+    del saved
 
     def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
         for sums, basis, own in zip(totals, bases, cotangents, strict=True):
@@ -79,13 +115,13 @@ def fit_second_moments(
                 for name, found in session.other_gradients(piece, chunk).items():
                     sums[name] += found.square_().sum((0, 1))
 
-    step = fit_steps(session, len(settings), limit)[1]
-    count = _over_pieces(session, batches, settings, 1, add, *step)
-    add_up(total for sums in totals for total in sums.values())
+    _over_pieces(session, batches, settings, 1, add, count, *fit_steps(session, len(settings), limit)[1])
+    add_up(kept.values())
+    examples = int(count)
     return [
         Factors(
-            {name: BlockFactors(total.div_(max(count, 1)), basis.get(name)) for name, total in sums.items()},
-            count,
+            {name: BlockFactors(total.div_(max(examples, 1)), basis.get(name)) for name, total in sums.items()},
+            examples,
             session.num_classes,
             own,
         )
@@ -98,18 +134,15 @@ def _over_pieces(
     batches: Iterable[Batch],
     settings: Sequence[FitSettings],
     pass_index: int,
-    work: _Work,
+    add: _Add,
+    count: Tensor,
     budget: Budget,
     holds: Holds,
-) -> int:
-    """Record every batch in pieces that fit in memory, and work on each with the cotangents of its labels.
+) -> None:
+    """Record every batch in pieces that fit in memory, work on each with the cotangents of its labels, and count.
 
     Nothing here refers to a recording once its work is done: it is gone before the next is made.
-
-    Returns:
-        The number of examples, over all processes.
     """
-    count = 0
     most = most_cotangents(session, settings)
     labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
 
@@ -119,13 +152,12 @@ def _over_pieces(
             cotangents = [
                 fisher_cotangents(recording.logits, own, piece.labels, piece.position, pass_index) for own in settings
             ]
-            work(piece, recording, cotangents, at_once)
+            add(piece, recording, cotangents, at_once)
 
     with session.attached():
         for piece, at_once in session.pieces(batches, most, labels, budget=budget, holds=holds):
             one(piece, at_once)
             count += piece.size
-    return total_count(count, session.device)
 
 
 def _add_input_products(sums: Mapping[str, Tensor | None], session: Session, recording: Recording) -> None:

@@ -130,6 +130,11 @@ class Session:
         with self.computing():
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
+    def counter(self) -> Tensor:
+        """A whole number on the model's device, 0."""
+        with self.computing():
+            return torch.zeros((), dtype=torch.int64, device=self.device)
+
     @property
     def item_bytes(self) -> int:
         """Bytes of a number."""
