@@ -22,14 +22,16 @@ LABELS = [0, 1, 0, 1, 1]
 
 
 def audit(**how: float) -> LabelAudit:
-    return audit_labels(table_of(COMPLEXITY, LABELS), **how)
+    table = table_of(COMPLEXITY, LABELS)
+    return audit_labels(ScoreTable(table.frame.assign(stochastic_complexity=range(5)), table.settings), **how)
 
 
 def test_the_most_suspicious_come_first_and_ties_in_order() -> None:
     found = audit(fraction=0.4)
     assert found.frame["index"].tolist() == [1, 3, 0, 4, 2]
     assert found.frame["rank"].tolist() == [1, 2, 3, 4, 5]
-    assert found.frame["stochastic_complexity"].tolist() == [2.0, 2.0, 0.5, 0.3, 0.1]
+    assert found.frame["label_complexity"].tolist() == [2.0, 2.0, 0.5, 0.3, 0.1]
+    assert found.frame["stochastic_complexity"].tolist() == [1, 3, 0, 4, 2]
     assert found.frame["label"].tolist() == [1, 1, 0, 1, 0]
     assert found.frame["suggested_label"].tolist() == [0, 0, 1, 0, 1]
     assert found.suspects["index"].tolist() == [1, 3]
@@ -59,13 +61,15 @@ def test_columns_are_described_and_error_is_called_the_plain_loss() -> None:
         "error",
         "parametric_complexity",
         "stochastic_complexity",
+        "label_complexity",
         "surprise",
         "is_suspect",
     ]
     assert list(found.descriptions) == list(found.frame.columns)
     assert "plain loss" in found.descriptions["error"]
     assert "nats" in found.descriptions["error"]
-    assert "larger = more suspicious" in found.descriptions["stochastic_complexity"]
+    for column in ("stochastic_complexity", "label_complexity"):
+        assert "larger = more suspicious" in found.descriptions[column]
 
 
 def test_audits_come_back_from_files(tmp_path: Path) -> None:
@@ -119,6 +123,6 @@ def test_planted_errors_are_found_and_their_share_estimated(rate: float, toleran
     assert found.noise_rate == pytest.approx(rate, abs=tolerance)
     assert len(found.suspects) == round(found.noise_rate * len(table))
     if rate:
-        assert auroc(table.column("stochastic_complexity"), flipped) > 0.98
+        assert auroc(table.column("label_complexity"), flipped) > 0.98
         suspects = flipped[audit_labels(table, noise_rate=rate).suspects["index"]]
         assert suspects.mean() > 0.9
