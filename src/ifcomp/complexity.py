@@ -88,8 +88,8 @@ def label_complexity(error: Tensor, other_error: Tensor, contrast: Tensor, typic
     """Stochastic complexity of a label where one other label is the only alternative, in nats, [B].
 
     With ``a`` the other label's share of the probability of both, the model of these two labels has
-    ``E[IF] = a (1 - a) v^T M v``, where ``v = e_y - e_other``. This is ``-log`` of its pNML probability of the label, in
-    the variant that keeps the argmax: ``(1 - a + c/2) / (1 + c)`` with ``c = alpha/n E[IF]``. Alpha follows from
+    ``E[IF] = a (1 - a) v^T M v``, where ``v = e_y - e_other``. This is ``-log`` of its pNML probability of the label,
+    in the variant that keeps the argmax: ``(1 - a + c/2) / (1 + c)`` with ``c = alpha/n E[IF]``. Alpha follows from
     `TYPICAL_DOUBT`. Log 2 where both labels are alike; larger = more suspicious.
 
     Args:
