@@ -463,7 +463,7 @@ def test_tables_keep_their_meaning_for_screen_readers(opened: Opened) -> None:
         opened.page.click(layout)
         table = opened.page.get_by_role("table", name="Suspicious labels")
         assert table.get_by_role("row").count() == (13 if layout == "#as-table" else 12)
-        assert table.get_by_role("row").last.get_by_role("cell").count() == 11
+        assert table.get_by_role("row").last.get_by_role("cell").count() == 12
     assert opened.page.get_by_role("search").get_by_label("Given label").count() == 1
     assert opened.page.get_by_role("status").inner_text() == opened.status()
     assert opened.page.get_by_role("img", name="Reliability diagram").count() == 1

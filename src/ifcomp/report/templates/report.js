@@ -162,7 +162,7 @@
       cell("error", amount(columns.error[row])),
       cell("parametric_complexity", amount(columns.parametric_complexity[row])),
       cell("stochastic_complexity", make("span", { class: "value" }, amount(columns.stochastic_complexity[row])), bar(row)),
-      cell("label_complexity", amount(columns.label_complexity[row])),
+      cell("label_complexity", make("span", { class: "value" }, amount(columns.label_complexity[row]))),
       cell("surprise", `${amount(columns.surprise[row])}×`),
       cell("open", more));
     if (columns.is_suspect[row]) line.classList.add("suspect");
