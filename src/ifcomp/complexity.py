@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 #: In `label_complexity` alpha is such that ``alpha/n E[IF]`` has this mean over the training data. Label audits gain
 #: over the plain loss for anything from 0.1 to 1 (experiments/audit_defaults/results).
@@ -98,7 +99,9 @@ def label_complexity(error: Tensor, other_error: Tensor, contrast: Tensor, typic
         contrast: ``v^T M v``, [B].
         typical: Mean of E[IF] over the training data.
     """
-    share, own = torch.sigmoid(error - other_error), torch.sigmoid(other_error - error)
-    doubt = TYPICAL_DOUBT / typical * share * own * contrast
-    lost, kept = ((part + doubt / 2) / (1 + doubt) for part in (share, own))
-    return torch.where(lost < kept, -torch.log1p(-lost), -torch.log(kept))  # each where it is accurate
+    gap = error - other_error
+    share = torch.sigmoid(gap)
+    doubt = TYPICAL_DOUBT / typical * share * torch.sigmoid(-gap) * contrast
+    better = -torch.log1p(-(share + doubt / 2) / (1 + doubt))
+    worse = torch.log1p(doubt) - torch.logaddexp(logsigmoid(-gap), (doubt / 2).log())
+    return torch.where(gap < 0, better, worse)  # each where it is accurate
