@@ -171,7 +171,7 @@ def page(results: dict[str, Any]) -> str:
         if stage in run
     ]
     return (
-        f"AUROC in percent of flipped labels, {len(SETTINGS['seeds'])} seeds. *label*: label complexity, by which "
+        f"AUROC in percent of flipped labels, means over seeds (below: every run). *label*: label complexity, by which "
         f"audits sort (default: damping {AUDIT_DAMPING.multiple:g} times the mean); *sum*: stochastic complexity, "
         "error + parametric complexity; numbers are dampings. Made by `python -m experiments.audit_defaults.run`; "
         "settings, date and hardware are in audit.json.\n\n"
