@@ -40,4 +40,4 @@ audit = audit_labels(ifc.score(loader, damping=AUDIT_DAMPING))
 suspects = audit.suspects
 found = (y != truth).numpy()[suspects["index"]].sum()
 print(f"{len(suspects)} suspects, {found} of them wrong; 90 of {len(y):,} labels are wrong in truth.")
-print(suspects[["index", "label", "suggested_label", "stochastic_complexity"]].head().to_string(index=False))
+print(suspects[["index", "label", "suggested_label", "label_complexity"]].head().to_string(index=False))

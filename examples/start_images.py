@@ -31,7 +31,7 @@ print(ifc.coverage)
 
 # 3. Which training labels are suspicious?
 audit = audit_labels(ifc.score(loader, damping=AUDIT_DAMPING), fraction=0.002)
-print(audit.suspects[["index", "label", "suggested_label", "stochastic_complexity"]].to_string(index=False))
+print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].to_string(index=False))
 
 # 4. Which inputs are unlike the training data? (nats; larger = more surprising)
 digit = x[1400:1401]

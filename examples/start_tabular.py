@@ -33,7 +33,7 @@ ifc = IFComp(model).fit(train)
 
 # 3. Which labels are suspicious?
 audit = audit_labels(ifc.score(train, damping=AUDIT_DAMPING), fraction=0.01)
-print(audit.suspects[["index", "label", "suggested_label", "stochastic_complexity"]].to_string(index=False))
+print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].to_string(index=False))
 
 # 4. Which rows are strange? Here: the columns in another order. (nats; larger = more surprising)
 rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}

@@ -51,7 +51,7 @@ ifc = IFComp(model).fit(batches)
 print(str(ifc.coverage).splitlines()[-1])
 audit = audit_labels(ifc.score(batches, damping=AUDIT_DAMPING))
 for row in audit.suspects.head(3).itertuples():
-    print(f"{row.stochastic_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
+    print(f"{row.label_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
 print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
 strange = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
 print("surprise of a usual and of a mixed text:", strange.column("surprise").round(2))

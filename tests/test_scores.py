@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ifcomp import IFComp
+from ifcomp.complexity import label_complexity
 from ifcomp.errors import DataError
 
 INPUTS = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
@@ -29,6 +30,41 @@ def test_the_suggested_label_is_the_most_probable_other_class(beta: float, probe
         weights = np.exp(beta * np.array(logit))
         assert row.suggested_probability == pytest.approx(weights[best] / weights.sum(), rel=1e-6)
         assert row.error == pytest.approx(-np.log(weights[row.label] / weights.sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("probes", [None, 2])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_label_complexity_is_the_pnml_codelength_of_two_labels(beta: float, probes: int | None) -> None:
+    """From the dense kernel; the mean doubt of training examples is a half, whatever alpha the call is given."""
+    inputs, model = INPUTS.double(), make().double()
+    ifc = IFComp(model, beta, fisher="exact").fit([(inputs, LABELS)])
+    frame = ifc.score([(inputs, LABELS)], alpha=7.0, probes=probes).frame
+    typical = ifc.score([inputs]).column("expected_influence").mean()
+    kernels, logits = ifc.logit_kernel(inputs).numpy(), model(inputs).detach().numpy()
+    for row, kernel, logit in zip(frame.itertuples(), kernels, logits, strict=True):
+        both = [row.label, row.suggested_label]
+        p = np.exp(beta * logit[both]) / np.exp(beta * logit[both]).sum()
+        residuals = p - np.eye(2)  # row y is p - e_y
+        influence = [residual @ kernel[np.ix_(both, both)] @ residual for residual in residuals]
+        doubt = 0.5 / typical * (p @ influence)
+        assert row.label_complexity == pytest.approx(-np.log((p[0] + doubt / 2) / (1 + doubt)), rel=1e-6)
+
+
+def test_label_complexity_by_hand() -> None:
+    """Of both, the label has a quarter. Doubt 0.5 / 3 * 3/16 * 32 = 1: (1/4 + 1/2) / 2 = 3/8."""
+    error, other = (-torch.tensor([share], dtype=torch.float64).log() for share in (0.2, 0.6))
+    assert label_complexity(error, other, torch.tensor([32.0]), 3.0).item() == pytest.approx(-np.log(3 / 8))
+    assert label_complexity(other, error, torch.tensor([32.0]), 3.0).item() == pytest.approx(-np.log(5 / 8))
+    gaps = torch.tensor([60.0, -60.0, 0.0, 1e6, -1e6], dtype=torch.float64)
+    found = label_complexity(gaps, torch.zeros(5), torch.zeros(5), 1.0).tolist()
+    assert found == pytest.approx([60.0, np.exp(-60), np.log(2), 1e6, 0.0], rel=1e-9, abs=0)  # small is not lost
+
+
+def test_no_doubt_makes_the_less_probable_of_two_labels_the_better_one() -> None:
+    gaps = torch.linspace(-5, 5, 11, dtype=torch.float64)
+    for contrast in (0.0, 1.0, 1e3, 1e9):
+        beyond = label_complexity(gaps, torch.zeros(11), torch.full((11,), contrast), 1.0) - np.log(2)
+        assert torch.equal(torch.where(beyond.abs() > 1e-12, beyond, 0.0).sign(), gaps.sign())
 
 
 def test_missing_columns_are_named_with_a_remedy() -> None:

@@ -23,7 +23,7 @@ from ifcomp import IFComp, Relative
 from ifcomp.cli.demo_data import TEST_SHIFTS, TEST_STRANGERS, VALIDATION_SHIFTS, Alteration, Data, load_data
 from ifcomp.tasks.calibration import plot_reliability, reliability_curve
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_DAMPING
+from ifcomp.tasks.mislabel import AUDIT_COLUMN, AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tuning import Tuned, tune
 
@@ -88,10 +88,10 @@ def altered(images: Tensor, alteration: Alteration) -> Tensor:
 
 
 def audit_quality(ifc: IFComp, damping: float | Relative = AUDIT_DAMPING) -> float:
-    """AUROC of stochastic complexity against the labels that are wrong."""
+    """AUROC of label complexity against the labels that are wrong."""
     own = trained()
     table = ifc.score(own.noisy_training, damping=damping, progress=False)
-    return auroc(table.column("stochastic_complexity"), own.data.flipped)
+    return auroc(table.column(AUDIT_COLUMN), own.data.flipped)
 
 
 def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: int | None = None) -> float:
@@ -120,16 +120,14 @@ def overview() -> Figure:
     """The most suspicious labels beside reliability under shift."""
     own = trained()
     frame = fitted(noisy=True).score(own.noisy_training, damping=AUDIT_DAMPING, progress=False).frame
-    worst = frame.nlargest(6, "stochastic_complexity")
+    worst = frame.nlargest(6, AUDIT_COLUMN)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1.25, 1])
     left.suptitle("The most suspicious of 1,000 training labels")
     for axes, row in zip(left.subplots(2, 3).flat, worst.itertuples(), strict=True):
         axes.imshow(own.data.training.images[row.index, 0], cmap="gray_r")
         verdict = "wrong label" if own.data.flipped[row.index] else "label was right"
-        title = (
-            f"labelled {row.label}, suggested {row.suggested_label}\n{row.stochastic_complexity:.1f} nats ({verdict})"
-        )
+        title = f"labelled {row.label}, suggested {row.suggested_label}\n{row.label_complexity:.1f} nats ({verdict})"
         axes.set_title(title, fontsize=9)
         axes.axis("off")
     choice, test = tuned(), own.data.test

@@ -1,17 +1,13 @@
 """Results as JSON that a stopped run continues, with what made them."""
 
 import json
-import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sklearn
-import torch
-
-import ifcomp
+from benchmarks.timing import environment
 from ifcomp.files import written_atomically
 
 
@@ -23,13 +19,6 @@ def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable
         settings: What all units share; a file with other settings is not continued.
         units: What to run, by name.
     """
-    versions = {
-        "ifcomp": ifcomp.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "python": platform.python_version(),
-    }
     results: dict[str, Any] = {}
     if path.exists():
         before = json.loads(path.read_text())
@@ -41,6 +30,13 @@ def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable
             started = time.perf_counter()
             results[name] = {**unit(), "seconds": round(time.perf_counter() - started, 1)}
             with written_atomically(path) as scratch:
-                text = json.dumps({"settings": settings, "versions": versions, "results": results}, indent=1)
+                everything = {"made": {"command": command(), **environment()}, "settings": settings, "results": results}
+                text = json.dumps(everything, indent=1)
                 scratch.write_text(text + "\n")
     return results
+
+
+def command() -> str:
+    """How this process was started."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name}" if spec else Path(sys.argv[0]).name

@@ -1,31 +1,36 @@
-"""Which damping is safe for label audits: AUROC of error + parametric complexity beside the plain loss.
+"""Which score and damping are safe for label audits: AUROC of label and stochastic complexity beside the plain loss.
 
 A LeNet is trained on Fashion-MNIST with flipped labels, and audited at three stages of its training: where it
-predicts held-out images best, when it has memorised half of the flipped labels, and at the end.
+predicts held-out images best, when it has memorised half of the flipped labels, and at the end. Networks are kept in
+the folder that IFCOMP_CACHE names.
 
-    IFCOMP_DATA=... python -m experiments.audit_defaults.run
+    IFCOMP_DATA=... IFCOMP_CACHE=... python -m experiments.audit_defaults.run
 """
 
 import argparse
 import copy
-import warnings
+import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.audit_defaults import data
 from experiments.audit_defaults.record import continue_run
 from experiments.models import LeNet
-from ifcomp import IFComp, Relative
-from ifcomp.errors import CurvatureWarning
+from ifcomp import IFComp, Relative, complexity
+from ifcomp.files import written_atomically
 from ifcomp.tasks.metrics import auroc
+from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 
 HERE = Path(__file__).parent
 NOISE = {"symmetric": {"rate": 0.6, "images": 10_000}, "asymmetric": {"rate": 0.3, "images": 20_000}}
@@ -35,11 +40,13 @@ SETTINGS = {
     "data": "fashion-mnist",
     "noise": NOISE,
     "stages": STAGES,
-    "beta": 1.0,
-    "dampings": [0.1, 1.0, 10.0, 100.0],
-    "fishers": ["exact", "sampled"],
+    "beta": AUDIT_BETA,
+    "damping": AUDIT_DAMPING.multiple,
+    "dampings": [1.0, 10.0],
+    "doubts": [0.1, 1.0],
+    "fisher": "exact",
     "seeds": [0, 1],
-    "fit_images": 10_000,
+    "fit_images": 5_000,
     "audited_images": 5_000,
     "optimizer": "Adam",
     "learning_rate": "2e-3, linearly to 0",
@@ -80,7 +87,7 @@ def epochs(images: Tensor, labels: Tensor, seed: int) -> Iterator[nn.Module]:
 
 
 def train(images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[str, tuple[int, float, nn.Module]]:
-    """For every stage: epoch, share of flipped labels memorised, network."""
+    """For every stage that is reached: epoch, share of flipped labels memorised, network."""
     held_out = slice(-SETTINGS["validation_images"], None)
     validation = data.images("fashion-mnist", "train")[held_out], data.labels("fashion-mnist", "train")[held_out]
     found, best = {}, 0.0
@@ -95,23 +102,44 @@ def train(images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[st
     return found
 
 
-def audit(model: nn.Module, images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[str, Any]:
-    """AUROC of every score on the first images; the fit takes more of them."""
+def networks(kind: str, images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[str, Any]:
+    """What `train` gives, from the cache if it is there."""
+    folder = Path(os.environ.get("IFCOMP_CACHE", "cache")) / "audit_defaults" / f"{kind}-{seed}"
+    record = folder / "stages.json"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        found = train(images, labels, flipped, seed)
+        for stage, (_, _, model) in found.items():
+            save_file(model.state_dict(), folder / f"{stage}.safetensors")
+        with written_atomically(record) as scratch:
+            scratch.write_text(json.dumps({stage: row[:2] for stage, row in found.items()}))
+    rows = json.loads(record.read_text())
+    return {stage: (*row, restored(folder / f"{stage}.safetensors")) for stage, row in rows.items()}
+
+
+def restored(path: Path) -> nn.Module:
+    """A kept network in eval mode."""
+    model = LeNet()
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def audit(model: nn.Module, images: Tensor, labels: Tensor, flipped: Tensor) -> dict[str, Any]:
+    """AUROC of every score on the first images, which the fit takes too."""
     fit_data = list(zip(images.split(250), labels.split(250), strict=True))[: SETTINGS["fit_images"] // 250]
-    images, labels, flipped = (part[: SETTINGS["audited_images"]] for part in (images, labels, flipped))
-    probability = logits_of(model, images).double().softmax(1)
-    own = probability.gather(1, labels[:, None])[:, 0]
-    other = probability.scatter(1, labels[:, None], -1).amax(1)
-    aurocs = {"loss": auroc(-own, flipped), "margin": auroc(other - own, flipped)}
-    loader = list(zip(images.split(250), labels.split(250), strict=True))
-    for fisher in SETTINGS["fishers"]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CurvatureWarning)  # what this does to an audit is the question
-            ifc = IFComp(model, SETTINGS["beta"], fisher=fisher, seed=seed).fit(fit_data)
-        for multiple in SETTINGS["dampings"]:
-            table = ifc.score(loader, damping=Relative(multiple))
-            for column in ("stochastic_complexity", "parametric_complexity"):
-                aurocs[f"{column} {fisher} {multiple}"] = auroc(table.column(column), flipped)
+    loader, flipped = fit_data[: SETTINGS["audited_images"] // 250], flipped[: SETTINGS["audited_images"]]
+    ifc = IFComp(model, SETTINGS["beta"], fisher=SETTINGS["fisher"]).fit(fit_data)
+    aurocs: dict[str, float] = {}
+    for multiple in SETTINGS["dampings"]:
+        table = ifc.score(loader, damping=Relative(multiple))
+        for column in ("stochastic_complexity", AUDIT_COLUMN):
+            aurocs[f"{column} {multiple}"] = auroc(table.column(column), flipped)
+    own, other = table.column("label_probability"), table.column("suggested_probability")
+    aurocs |= {"loss": auroc(table.column("error"), flipped), "margin": auroc(other - own, flipped)}
+    for doubt in SETTINGS["doubts"]:
+        with patch.object(complexity, "TYPICAL_DOUBT", doubt):
+            table = ifc.score(loader, damping=AUDIT_DAMPING, probes=1)
+        aurocs[f"doubt {doubt}"] = auroc(table.column(AUDIT_COLUMN), flipped)
     return aurocs
 
 
@@ -121,21 +149,48 @@ def unit(kind: str, seed: int) -> dict[str, Any]:
     images, truth = data.images("fashion-mnist", "train")[:count], data.labels("fashion-mnist", "train")[:count]
     labels, flipped = flip(truth, kind, rate, seed)
     return {
-        stage: {"epoch": epoch, "memorised": memorised, "auroc": audit(model, images, labels, flipped, seed)}
-        for stage, (epoch, memorised, model) in train(images, labels, flipped, seed).items()
+        stage: {"epoch": epoch, "memorised": memorised, "auroc": audit(model, images, labels, flipped)}
+        for stage, (epoch, memorised, model) in networks(kind, images, labels, flipped, seed).items()
     }
 
 
-def table(results: dict[str, Any]) -> str:
-    """Means over seeds as markdown, AUROC in percent."""
-    dampings, fishers = SETTINGS["dampings"], SETTINGS["fishers"]
-    columns = ["loss", "margin", *(f"stochastic_complexity {f} {d}" for f, d in product(fishers, dampings))]
-    titles = ["loss", "margin", *(f"sum, {f}, {d:g}" for f, d in product(fishers, dampings))]
-    lines = [f"| noise, stage | memorised | {' | '.join(titles)} |", "|" + "---|" * (len(titles) + 2)]
+def page(results: dict[str, Any]) -> str:
+    """Tables as markdown: means over seeds, then every seed; AUROC in percent."""
+    dampings = SETTINGS["dampings"]
+    default = f"{AUDIT_COLUMN} {AUDIT_DAMPING.multiple}"
+    stochastic = {f"sum, {d:g}": f"stochastic_complexity {d}" for d in dampings}
+    label = {f"label, {d:g}": f"{AUDIT_COLUMN} {d}" for d in dampings}
+    doubts = {f"doubt {d:g}": f"doubt {d}" for d in SETTINGS["doubts"]}
+    plain = {"loss": "loss", "margin": "margin"}
+    seeds = [
+        f"| {name}, {stage} | {100 * run[stage]['memorised']:.0f} % | {100 * run[stage]['auroc']['loss']:.2f} | "
+        f"{100 * run[stage]['auroc'][default]:.2f} | "
+        f"{100 * (run[stage]['auroc'][default] - run[stage]['auroc']['loss']):+.2f} |"
+        for name, run in results.items()
+        for stage in STAGES
+        if stage in run
+    ]
+    return (
+        f"AUROC in percent of flipped labels, means over seeds (below: every run). *label*: label complexity, by which "
+        f"audits sort (default: damping {AUDIT_DAMPING.multiple:g} times the mean); *sum*: stochastic complexity, "
+        "error + parametric complexity; numbers are dampings. Made by `python -m experiments.audit_defaults.run`; "
+        "settings, date and hardware are in audit.json.\n\n"
+        + table(results, plain | label | stochastic)
+        + f"\nOther values of the typical doubt, which is {complexity.TYPICAL_DOUBT:g}, with the default damping:\n\n"
+        + table(results, {"loss": "loss", "default": default} | doubts)
+        + "\nEvery run:\n\n| noise, seed, stage | memorised | loss | label, default | gain |\n|---|---|---|---|---|\n"
+        + "\n".join(seeds)
+        + "\n"
+    )
+
+
+def table(results: dict[str, Any], columns: dict[str, str]) -> str:
+    """Means over seeds as markdown; ``columns`` are scores by their titles."""
+    lines = [f"| noise, stage | memorised | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 2)]
     for kind, stage in product(NOISE, STAGES):
         runs = [run[stage] for name, run in results.items() if name.startswith(kind) and stage in run]
         if runs:
-            cells = [f"{100 * np.mean([run['auroc'][column] for run in runs]):.1f}" for column in columns]
+            cells = [f"{100 * np.mean([run['auroc'][score] for run in runs]):.1f}" for score in columns.values()]
             memorised = f"{100 * np.mean([run['memorised'] for run in runs]):.0f} %"
             lines.append(f"| {kind}, {stage} | {memorised} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -150,7 +205,7 @@ def main() -> None:
     torch.set_num_threads(1)
     units = {f"{kind} {seed}": partial(unit, kind, seed) for seed in SETTINGS["seeds"] for kind in NOISE}
     results = continue_run(folder / "audit.json", SETTINGS, units)
-    (folder / "audit.md").write_text(table(results))
+    (folder / "audit.md").write_text(page(results))
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def table(record: Record) -> str:
         f"AUROC in percent of wrong labels among the training examples ({settings['subject']['data']}, "
         f"{settings['subject']['model']}). {memorised}. The paper's numbers are for CIFAR-10 and ResNet-18, stopped "
         "early. EL2N and GraNd come from short runs of other seeds, TracIn from checkpoints; all others from the one "
-        "network. IF-COMP at beta 1 has the library's audit settings, at beta 0.001 the paper's damping.\n\n"
+        "network. IF-COMP at beta 1 is the sum with the library's audit damping, at beta 0.001 the paper's damping.\n\n"
     )
     return words + markdown(["method", *header], rows)
 

@@ -110,7 +110,7 @@ class IFComp:
             model: Returns logits [B, K], or an object with ``.logits``. What ``torch.compile``, ``DataParallel`` and
                 ``DistributedDataParallel`` put around it is taken off.
             beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit in which all
-                labels count alike.
+                labels count alike. `ifcomp.tuning.fit_auto` chooses it on held-out data.
             layers: None covers all; ``"last"`` the last weight layer; or names and shell-style patterns.
             damping: Added to the curvature before it is inverted: how far the hindsight model may move. A float is
                 absolute in beta-free units (the paper's delta over beta squared); ``Relative(0.1)`` is a multiple of

@@ -34,6 +34,8 @@ DESCRIPTIONS: dict[str, str] = {
     "influence": "IF of the given label; larger = more surprising",
     "regret": "log(1 + alpha/n IF) of the given label in nats; larger = more surprising",
     "stochastic_complexity": "error + parametric complexity in nats; larger = more suspicious label",
+    "label_complexity": "stochastic complexity of the given label where the suggested one is the only other choice "
+    "(-log pNML over the two) in nats; 0.69 = both alike; larger = more suspicious label",
 }
 
 

@@ -15,7 +15,7 @@ from ifcomp import complexity
 from ifcomp.batches import Batch
 from ifcomp.checkpoints import UNSAVED, Work, digest
 from ifcomp.curvature.factors import Damping, Factors, check_number
-from ifcomp.curvature.labels import probabilities
+from ifcomp.curvature.labels import pair_cotangents, probabilities
 from ifcomp.errors import DataError, NonFiniteError, SettingError
 from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
@@ -187,7 +187,7 @@ def score_frame(
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
             if piece.batch.labels is not None:
                 parametric = columns["parametric_complexity"]
-                columns |= _label_columns(piece, parametric, expected.influence, evaluation, options)
+                columns |= _label_columns(piece, parametric, expected.influence, typical, evaluation, options)
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
             parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
@@ -217,12 +217,18 @@ def _input_columns(
 
 
 def _label_columns(
-    piece: Piece, parametric: Tensor, influence: Tensor | None, evaluation: Evaluation, options: ScoreOptions
+    piece: Piece,
+    parametric: Tensor,
+    influence: Tensor | None,
+    typical: float,
+    evaluation: Evaluation,
+    options: ScoreOptions,
 ) -> dict[str, Tensor]:
     factors = evaluation.factors
     assert piece.batch.labels is not None
     labels = piece.batch.labels.to(parametric.device)
-    error = complexity.codelength(torch.log_softmax(evaluation.beta * piece.logits.double(), 1), labels)
+    log_probability = torch.log_softmax(evaluation.beta * piece.logits.double(), 1)
+    error = complexity.codelength(log_probability, labels)
     others = piece.logits.scatter(1, labels.unsqueeze(1), -torch.inf)
     suggested = others.argmax(1)
     columns = {
@@ -232,6 +238,9 @@ def _label_columns(
         "suggested_probability": piece.probability.gather(1, suggested.unsqueeze(1)).squeeze(1),
         "error": error,
     }
+    suggested_error = complexity.codelength(log_probability, suggested)
+    contrast = piece.evaluator.forms(pair_cotangents(labels, suggested, factors.num_classes)).squeeze(1)
+    columns["label_complexity"] = complexity.label_complexity(error, suggested_error, contrast, typical)
     regret = None
     if influence is not None:
         own = influence.gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from workshop import Workshop, ifcomp
 
-from ifcomp import IFComp
+from ifcomp import IFComp, Relative
 from ifcomp.tasks.mislabel import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 
@@ -73,6 +73,21 @@ def test_suspects_come_with_the_training_examples_behind_their_labels(run: Works
     np.testing.assert_allclose([example.influence for example in found], explained.frame["effect"], rtol=1e-3)
     assert all(example.label == y[example.index] and example.index != suspects[0] for example in found)
     np.testing.assert_array_equal(found[0].preview.content, x[found[0].index].numpy())
+
+
+def test_they_are_explained_with_the_damping_of_the_audit(run: Workshop, handed: dict[str, Any]) -> None:
+    arguments = ("--fraction", "0.05", "--damping", "relative:0.01", "--report", "a.html")
+    assert ifcomp("audit", "run.ifcomp", *arguments).exit_code == 0
+    suspect = handed["audit"].suspects["index"].tolist()[:1]
+    x, y = run.arrays("train")
+    ifc = IFComp.load("run.ifcomp", run.network())
+    effects = [
+        ifc.explain(x[suspect], y[suspect], [(x, y)], k=4, positions=suspect, damping=damping).frame["effect"]
+        for damping in (Relative(0.01), AUDIT_DAMPING)
+    ]
+    found = [example.influence for example in handed["explanations"][suspect[0]]]
+    np.testing.assert_allclose(found, effects[0], rtol=1e-3)
+    assert not np.allclose(found, effects[1], rtol=0.1)
 
 
 def test_other_data_comes_without_them(run: Workshop, handed: dict[str, Any]) -> None:

@@ -72,19 +72,19 @@ def test_scores_from_probes(run: Workshop) -> None:
 def test_the_audit_is_that_of_the_library(run: Workshop) -> None:
     content = facts("audit", "run.ifcomp", "--fraction", "0.05", "--top", "3")
     expected = predictor(run).score([run.arrays("train")], damping=AUDIT_DAMPING).frame
-    order = expected["stochastic_complexity"].to_numpy().argsort()[::-1]
+    order = expected["label_complexity"].to_numpy().argsort()[::-1]
     found = pd.read_csv("audit.csv")
     assert found["index"].tolist() == order.tolist()
     assert (content["suspects"], content["examples"], found["is_suspect"].sum()) == (10, 200, 10)
     assert [row["index"] for row in content["top"]] == order[:3].tolist()
-    assert content["threshold"] == pytest.approx(found["stochastic_complexity"][9])
+    assert content["threshold"] == pytest.approx(found["label_complexity"][9])
     flipped = np.arange(200) % 20 == 0
-    assert auroc(found["stochastic_complexity"], flipped[found["index"]]) > 0.9
+    assert auroc(found["label_complexity"], flipped[found["index"]]) > 0.9
 
 
 def test_words_of_the_audit(run: Workshop) -> None:
     words = said("audit", "run.ifcomp", "--noise-rate", "0.05", "--top", "2")
-    assert "10 of 200 labels of npz:train.npz are suspects: stochastic complexity of at least" in words
+    assert "10 of 200 labels of npz:train.npz are suspects: label complexity of at least" in words
     assert "estimated" not in words
     assert "digit" in words
     assert "Wrote audit.csv all 200 labels" in words

@@ -58,7 +58,7 @@ def test_the_frame_by_hand() -> None:
             "suggested_label": [1, 0, 1],
             "label_probability": [0.1, 0.6, 0.7],
             "suggested_probability": [0.8, 0.3, 0.2],
-            "stochastic_complexity": [np.log(20), np.log(2), 0.0],
+            "label_complexity": [np.log(20), np.log(2), 0.0],
             "is_suspect": [True, False, False],
         }
     )
@@ -75,13 +75,11 @@ def test_the_frame_by_hand() -> None:
         label_issues(LabelAudit(frame.iloc[:2], np.log(20), 0.3, {}))
 
 
-def test_quality_is_the_probability_over_the_hindsight_total() -> None:
+def test_quality_is_below_a_half_just_where_the_model_prefers_another_label() -> None:
     labels, probabilities, table = scored()
     found = label_issues(audit())
-    own = probabilities[np.arange(len(labels)), labels]
-    np.testing.assert_allclose(
-        found["label_quality"], own / (1 + table.column("expected_influence") / len(labels)), rtol=1e-9
-    )
+    np.testing.assert_allclose(-np.log(found["label_quality"]), table.column("label_complexity"), rtol=1e-9)
+    assert np.array_equal(found["label_quality"] < 0.5, probabilities.argmax(1) != labels)
     assert np.array_equal(found["predicted_label"], probabilities.argmax(1))
     assert np.array_equal(found["given_label"], labels)
     assert found["label_quality"].between(0, 1).all()

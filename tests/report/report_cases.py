@@ -67,6 +67,7 @@ def make_audit(examples: int = 60, classes: int = 4, suspects: int = 30, seed: i
             "error": error[order],
             "parametric_complexity": parametric[order],
             "stochastic_complexity": (error + parametric)[order],
+            "label_complexity": (0.9 * (error + parametric))[order],
             "surprise": generator.exponential(1.0, examples),
             "is_suspect": np.arange(examples) < suspects,
         }

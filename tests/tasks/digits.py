@@ -39,8 +39,8 @@ def train_network(images: Tensor, labels: Tensor, epochs: int = 8, seed: int = 0
     return model.eval()
 
 
-def score_digits(labels: Tensor, beta: float, damping: Relative) -> ScoreTable:
+def score_digits(labels: Tensor, beta: float, damping: Relative, epochs: int = 8) -> ScoreTable:
     """Scores of all digits by a network that was trained on these labels."""
     images = images_and_labels()[0]
-    ifc = IFComp(train_network(images, labels), beta, fisher="exact", damping=damping)
+    ifc = IFComp(train_network(images, labels, epochs), beta, fisher="exact", damping=damping)
     return ifc.fit([(images, labels)], progress=False).score([(images, labels)], progress=False)

@@ -13,7 +13,7 @@ SETTINGS = {"beta": 1.0, "damping": "Relative(multiple=1.0)", "alpha": 1.0, "tra
 def table_of(
     complexity: Sequence[float], labels: Sequence[int] | None = None, probabilities: Sequence[Sequence[float]] = ()
 ) -> ScoreTable:
-    """A table with these stochastic complexities; without labels they are parametric complexities.
+    """A table with these complexities of all kinds; without labels only parametric ones.
 
     Args:
         complexity: Nats, one for each example.
@@ -31,5 +31,5 @@ def table_of(
         frame["label"], frame["label_probability"] = np.array(labels, dtype=np.int64), own
         frame["suggested_label"], frame["suggested_probability"] = others.argmax(1), others.max(1)
         frame["error"] = -np.log(own)
-        frame["stochastic_complexity"] = values
+        frame["stochastic_complexity"], frame["label_complexity"] = values, values
     return ScoreTable(frame, SETTINGS)

@@ -52,9 +52,10 @@ def audit(
 ) -> Outcome:
     """Sort training labels by suspicion and say which are probably wrong.
 
-    Suspicion is the stochastic complexity, error plus parametric complexity, in nats; larger = more suspicious.
+    Suspicion is the stochastic complexity of the given label where the suggested one is the only other choice, in nats;
+    larger = more suspicious. The plain loss (error) and the usual stochastic complexity are in the table beside it.
     """
-    from ifcomp.cli.auditing import audit_run, check_shares, write_report
+    from ifcomp.cli.auditing import audit_damping, audit_run, check_shares, write_report
     from ifcomp.cli.opened import check_labelled, find_run
     from ifcomp.cli.resuming import resumable
 
@@ -62,7 +63,7 @@ def audit(
     if report is not None:
         check_target(report, (".html",))
     check_shares(fraction, noise_rate)
-    chosen_damping = options.damping(damping)
+    chosen_damping = audit_damping(damping)
     opened = find_run(run, model)
     with resumable(checkpoint_every, out, *([report] if report else [])) as checkpoint:
         source = opened.source(data, reading)
@@ -71,7 +72,7 @@ def audit(
         found = audit_run(ifc, source, chosen_damping, fraction, noise_rate, checkpoint)
         written = {out: f"all {len(found.frame):,} labels, most suspicious first"}
         if report is not None:
-            write_report(report, opened, ifc, source, found)
+            write_report(report, opened, ifc, source, found, chosen_damping)
             written[report] = "the report: open it in a browser"
         write_table(out, found.frame, found.descriptions, found.settings, source)
     suspects = len(found.suspects)
@@ -103,7 +104,7 @@ def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: 
 
     suspects = len(found.suspects)
     said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
-    said += f": stochastic complexity of at least {found.threshold:.3g} nats." if suspects else "."
+    said += f": label complexity of at least {found.threshold:.3g} nats." if suspects else "."
     if found.settings["noise_rate_estimated"]:
         said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong, more if the model has"
         said += " memorised some."
@@ -118,7 +119,7 @@ def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: 
             class_name(row["suggested_label"], names),
             f"{row['label_probability']:.3f}",
             f"{row['suggested_probability']:.3f}",
-            f"{row['stochastic_complexity']:.2f}",
+            f"{row['label_complexity']:.2f}",
         )
         for row in records(found.frame.head(top), source)
     ]

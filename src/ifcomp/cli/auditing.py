@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ifcomp import Checkpoint, IFComp
+from ifcomp.cli import options
 from ifcomp.cli.explaining import explanations
 from ifcomp.cli.opened import Run
 from ifcomp.curvature.factors import Damping
@@ -27,17 +28,22 @@ def check_shares(fraction: float | None, noise_rate: float | None) -> None:
         raise SettingError("Give --fraction or --noise-rate, not both: each says how many labels are suspects.")
 
 
+def audit_damping(text: str | None) -> Damping:
+    """What ``--damping`` says, or the default of audits."""
+    given = options.damping(text)
+    return AUDIT_DAMPING if given is None else given
+
+
 def audit_run(
     ifc: IFComp,
     source: Source,
-    damping: Damping | None,
+    damping: Damping,
     fraction: float | None,
     noise_rate: float | None,
     checkpoint: Checkpoint | None = None,
 ) -> LabelAudit:
     """Score the data and sort its labels."""
-    chosen = AUDIT_DAMPING if damping is None else damping
-    scores = ifc.score(source.batches(), damping=chosen, checkpoint=checkpoint)
+    scores = ifc.score(source.batches(), damping=damping, checkpoint=checkpoint)
     return audit_labels(scores, fraction=fraction, noise_rate=noise_rate)
 
 
@@ -47,16 +53,17 @@ def write_report(
     ifc: IFComp,
     source: Source,
     audit: LabelAudit,
+    damping: Damping,
     title: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the report of an audit: the first examples in pictures, what stands behind the labels of suspects, and
-    ``more`` parts of `build_report`.
+    """Write the report of an audit: the first examples in pictures, what stands behind the labels of suspects (with the
+    damping of the audit), and ``more`` parts of `build_report`.
     """
     names: Sequence[str] | None = opened.class_names(source)
     first = audit.frame["index"].head(PREVIEWS).tolist()
     own = opened.is_training_data(source.spec)
-    behind = explanations(ifc, source, audit.suspects["index"].head(EXPLAINED).tolist()) if own else None
+    behind = explanations(ifc, source, audit.suspects["index"].head(EXPLAINED).tolist(), damping) if own else None
     build_report(
         path,
         title=title or f"Labels of {source.spec}",

@@ -10,22 +10,25 @@ import torch
 
 from ifcomp import IFComp
 from ifcomp.batches import as_batches
+from ifcomp.curvature.factors import Damping
 from ifcomp.errors import DataError
 from ifcomp.report import TrainingExample
 from ifcomp.sources import Source
-from ifcomp.tasks.mislabel import AUDIT_DAMPING
 
 #: Training examples of each kind beside a suspect.
 NEIGHBOURS = 4
 
 
-def explanations(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict[int, tuple[TrainingExample, ...]]:
+def explanations(
+    ifc: IFComp, training: Source, suspects: Sequence[int], damping: Damping
+) -> dict[int, tuple[TrainingExample, ...]]:
     """What most supports and most contradicts the labels of some training examples, strongest first.
 
     Args:
         ifc: Fitted on the training data.
         training: The training data.
         suspects: Positions in it.
+        damping: That of the audit which found them.
     """
     if not suspects:
         return {}
@@ -34,7 +37,7 @@ def explanations(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict
     except DataError as error:
         warnings.warn(f"The report does not explain suspects: {error}", stacklevel=2)
         return {}
-    frame = ifc.explain(x, y, training.batches(), k=NEIGHBOURS, positions=suspects, damping=AUDIT_DAMPING).frame
+    frame = ifc.explain(x, y, training.batches(), k=NEIGHBOURS, positions=suspects, damping=damping).frame
     shown = sorted({int(index) for index in frame["index"]})
     previews = dict(zip(shown, training.preview(shown), strict=True))
     rows = zip(frame["query"], frame["index"], frame["effect"], frame["label"], strict=True)

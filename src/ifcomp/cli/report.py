@@ -48,6 +48,7 @@ def report(
     """Write one HTML file with the suspicious labels, calibration, complexity and coverage; it needs nothing else."""
     from ifcomp.cli.auditing import audit_run, check_shares, write_report
     from ifcomp.cli.opened import check_labelled, find_run
+    from ifcomp.tasks.mislabel import AUDIT_DAMPING
 
     check_target(out, (".html",))
     check_shares(fraction, noise_rate)
@@ -63,11 +64,11 @@ def report(
     if calibrated is not None and familiar is not None:
         check_labelled(familiar)
         reliability = reliability_of(find_run(calibrated, model), familiar)
-    audit = audit_run(ifc, source, None, fraction, noise_rate)
+    audit = audit_run(ifc, source, AUDIT_DAMPING, fraction, noise_rate)
     parts: dict[str, Any] = {"calibration": reliability}
     if familiar is not None or others:
         parts["complexity"] = complexity_of(ifc, familiar or source, others)
-    write_report(out, opened, ifc, source, audit, title, parts)
+    write_report(out, opened, ifc, source, audit, AUDIT_DAMPING, title, parts)
     suspects = len(audit.suspects)
     facts = {"run": run, "data": source.spec, "examples": len(audit.frame), "suspects": suspects}
     said = f"{suspects:,} of {len(audit.frame):,} labels of {source.spec} are suspects."

@@ -52,6 +52,11 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
+        if str(self.beta) == "auto":
+            raise SettingError(
+                "beta='auto' needs held-out data, which fit does not get. Give a number of at least 0, or call "
+                "ifcomp.tuning.fit_auto(model, train, held_out): its .predictor is fitted at the beta it chose."
+            )
         check_number("beta", self.beta)
         if self.fisher not in ("sampled", "exact", "empirical"):
             raise SettingError(f"fisher must be 'sampled', 'exact' or 'empirical', but is {self.fisher!r}.")

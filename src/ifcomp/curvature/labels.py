@@ -83,6 +83,18 @@ def label_cotangents(probability: Tensor) -> Cotangents:
     return Cotangents(probability.shape[1], lambda labels: all_label_residuals(probability, labels))
 
 
+def pair_cotangents(labels: Tensor, others: Tensor, classes: int) -> Cotangents:
+    """``e_y - e_other``, one for each example: how two labels pull a model apart that knows only these.
+
+    Args:
+        labels: y, [B].
+        others: The other labels, [B].
+        classes: K.
+    """
+    one, other = (torch.nn.functional.one_hot(names, classes).double() for names in (labels, others))
+    return Cotangents.of((one - other).unsqueeze(0))
+
+
 def fisher_cotangents(
     logits: Tensor, settings: FitSettings, labels: Tensor | None, first_position: int, pass_index: int
 ) -> Cotangents:

@@ -1,9 +1,8 @@
 """Label audits for cleanlab: the frame that its tools take, and an issue type of its own in Datalab.
 
 Importing this file registers the issue type. In cleanlab *small* scores are bad, so the audit's nats are turned round:
-label quality is ``exp(-stochastic complexity)``, from 0 (certainly wrong) to 1, the same order read backwards. It is
-the label's probability over ``1 + alpha/n E[IF]``: what the model gives the label, divided by what it would give to all
-labels in hindsight.
+label quality is ``exp(-label complexity)``, from 0 (certainly wrong) to 1, the same order read backwards. It is the
+pNML probability of the given label where the suggested one is the only other choice.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def label_issues(audit: LabelAudit) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "is_label_issue": frame["is_suspect"],
-            "label_quality": np.exp(-frame["stochastic_complexity"]),
+            "label_quality": np.exp(-frame["label_complexity"]),
             "given_label": frame["label"],
             "predicted_label": frame["suggested_label"].where(differs, frame["label"]),
         }
@@ -62,7 +61,7 @@ class AnnotationIssueManager(IssueManager):  # type: ignore[misc]  # cleanlab ha
 
     issue_name: ClassVar[str] = ISSUE_NAME
     description: ClassVar[str] = (
-        "Examples whose given label a trained model finds costly to encode: error plus parametric complexity\n"
+        "Examples whose given label a trained model finds costly to encode beside another: label complexity\n"
         "    in nats. The score is exp(-complexity); smaller = more suspicious. No cross-validation is needed.\n    "
     )
     verbosity_levels: ClassVar[dict[int, list[str]]] = {0: ["noise_rate", "threshold"], 1: [], 2: [], 3: []}

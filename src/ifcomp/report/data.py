@@ -24,6 +24,7 @@ NUMBER_COLUMNS = (
     "error",
     "parametric_complexity",
     "stochastic_complexity",
+    "label_complexity",
     "surprise",
 )
 AUDIT_COLUMNS = (*INTEGER_COLUMNS, *NUMBER_COLUMNS, "is_suspect")
@@ -34,7 +35,7 @@ class Audit(Protocol):
 
     Attributes:
         frame: One row an example, most suspicious first, with the columns of `AUDIT_COLUMNS`.
-        threshold: Smallest stochastic complexity of a suspect in nats; None or infinite if there is none.
+        threshold: Smallest label complexity of a suspect in nats; None or infinite if there is none.
         noise_rate: Share of wrong labels, as given or as estimated; None if it is not known.
         settings: How the audit was made.
         descriptions: Meaning, direction and unit of the columns.

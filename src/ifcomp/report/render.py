@@ -44,6 +44,7 @@ COLUMN_TITLES = {
     "error": "Error",
     "parametric_complexity": "Parametric",
     "stochastic_complexity": "Stochastic",
+    "label_complexity": "Label",
     "surprise": "Surprise",
 }
 
@@ -178,7 +179,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _threshold_chart(audit: Audit) -> charts.Histogram | None:
-    values = audit.frame["stochastic_complexity"].to_numpy(dtype=np.float64)
+    values = audit.frame["label_complexity"].to_numpy(dtype=np.float64)
     values = values[np.isfinite(values)]
     return charts.histogram({"all labels": values}, words.finite_threshold(audit)) if values.size else None
 

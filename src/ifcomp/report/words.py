@@ -93,7 +93,7 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
 
 
 def finite_threshold(audit: Audit) -> float | None:
-    """Smallest stochastic complexity of a suspect in nats; None if there is none."""
+    """Smallest label complexity of a suspect in nats; None if there is none."""
     return audit.threshold if audit.threshold is not None and math.isfinite(audit.threshold) else None
 
 
@@ -101,7 +101,7 @@ def _noise(audit: Audit) -> Headline:
     parts = []
     threshold = finite_threshold(audit)
     if threshold is not None:
-        parts.append(f"Suspects have a stochastic complexity of at least {_short(threshold)} nats.")
+        parts.append(f"Suspects have a label complexity of at least {_short(threshold)} nats.")
     if audit.noise_rate is not None:
         parts.append(f"The share of wrong labels is put at {_short(100 * audit.noise_rate)}%.")
     return Headline("Suspicious labels", f"{_short(100 * audit.frame['is_suspect'].mean())}%", " ".join(parts))

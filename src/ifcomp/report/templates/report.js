@@ -30,7 +30,8 @@
 
   const data = JSON.parse(byId("data").textContent);
   const NUMBERS = [
-    "label_probability", "suggested_probability", "error", "parametric_complexity", "stochastic_complexity", "surprise",
+    "label_probability", "suggested_probability", "error", "parametric_complexity", "stochastic_complexity",
+    "label_complexity", "surprise",
   ];
   const columns = data.columns;
   for (const name of NUMBERS) {
@@ -161,6 +162,7 @@
       cell("error", amount(columns.error[row])),
       cell("parametric_complexity", amount(columns.parametric_complexity[row])),
       cell("stochastic_complexity", make("span", { class: "value" }, amount(columns.stochastic_complexity[row])), bar(row)),
+      cell("label_complexity", make("span", { class: "value" }, amount(columns.label_complexity[row]))),
       cell("surprise", `${amount(columns.surprise[row])}×`),
       cell("open", more));
     if (columns.is_suspect[row]) line.classList.add("suspect");
@@ -241,6 +243,7 @@
     add("error", `${precise(columns.error[row])} nats`);
     add("parametric complexity", `${precise(columns.parametric_complexity[row])} nats`);
     add("stochastic complexity", `${precise(columns.stochastic_complexity[row])} nats`);
+    add("label complexity", `${precise(columns.label_complexity[row])} nats`);
     add("surprise, of a training example", `${precise(columns.surprise[row])}×`);
     add("suspect", columns.is_suspect[row] ? "yes" : "no");
     return list;
