@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 #: Numbers on which parsers have stumbled.
-NUMBERS = (0, 1, -1, 2, 7, 255, 2**31, 2**63, -(2**63), 10**30, 0.0, 0.5, -0.0, 1e-300, 1e300, float("inf"), float("nan"))
+WHOLE = (0, 1, -1, 2, 7, 255, 2**31, 2**63, -(2**63), 10**30)
+NUMBERS = (*WHOLE, 0.0, 0.5, -0.0, 1e-300, 1e300, float("inf"), float("nan"))
 WORDS = ("", "a", "0", "..", "../../etc/passwd", "/", "\x00", "\ud800", "\u2028", "=1+1", "9" * 5000, "{{7*7}}", "nan")
 
 

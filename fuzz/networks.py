@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fuzz.drawing import Draw
 
-WIDTH, CLASSES, EXAMPLES = 4, 3, 5
+WIDTH, CLASSES = 4, 3
 
 
 class Scaled(nn.Module):
@@ -73,7 +73,6 @@ def layer(draw: Draw, depth: int = 2) -> nn.Module:
         lambda: Attending(draw.choice((1, 2)), bool(draw.number(0, 1))),
         lambda: Shaped(_convolution(draw, nn.Conv1d), (2, 2)),
         lambda: Shaped(_convolution(draw, nn.Conv2d), (2, 2, 1)),
-        lambda: nn.Bilinear(WIDTH, WIDTH, WIDTH),
         lambda: nn.PReLU(draw.choice((1, WIDTH))),
         lambda: nn.RMSNorm(WIDTH),
     ]
@@ -85,14 +84,17 @@ def layer(draw: Draw, depth: int = 2) -> nn.Module:
     return draw.choice(makers)()
 
 
-def network(data: bytes) -> nn.Module:
-    """A classifier of [B, WIDTH]; some parameters may be frozen, tied, huge, or not numbers."""
+def network(data: bytes) -> nn.Sequential | None:
+    """A classifier of [B, WIDTH]; some parameters may be frozen, tied, huge, or not numbers. None if torch fails."""
     draw = Draw(data)
     torch.manual_seed(draw.number(0, 255))
     parts = [layer(draw) for _ in range(draw.number(0, 4))]
     made = nn.Sequential(*parts, nn.Linear(WIDTH, draw.choice((CLASSES, 2, 1)), bias=bool(draw.number(0, 1))))
-    with torch.no_grad():
-        made.eval()(torch.zeros(1, WIDTH))  # fills in what is lazy
+    try:
+        with torch.no_grad():
+            made.eval()(torch.zeros(1, WIDTH))  # fills in what is lazy
+    except (RuntimeError, ValueError):
+        return None
     _disturb(made, draw)
     return made.to(draw.choice((torch.float32, torch.float64, torch.float32, torch.bfloat16)))
 

@@ -79,8 +79,8 @@ def check_swelling(path: str | os.PathLike[str], size: int) -> None:
     on_disk, there = os.stat(path).st_size, available(torch.device("cpu"))
     if size > BOMB_BYTES and size > SWELLING * on_disk:
         raise ValueError(
-            f"its {as_text(on_disk)} would swell to {as_text(size)}, more than {SWELLING} times as much, so it is taken "
-            "for a bomb; if it is not, write it without compression"
+            f"its {as_text(on_disk)} would swell to {as_text(size)}, more than {SWELLING} times as much, so it is "
+            "taken for a bomb; if it is not, write it without compression"
         )
     if there is not None and size > there:
         raise ValueError(f"it holds {as_text(size)}, but there are only {as_text(there)} of memory")

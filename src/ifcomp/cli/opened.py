@@ -136,5 +136,5 @@ def _stored_options(record: Record) -> SourceOptions:
             name: tuple(value) if isinstance(value, list) else value for name, value in record.options.items()
         }
         return SourceOptions(**stored)
-    except TypeError as error:
+    except (TypeError, SettingError) as error:
         raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error

@@ -223,6 +223,8 @@ def check_model(model: nn.Module) -> None:
     lazy = [name for name, value in tensors if isinstance(value, UninitializedParameter | UninitializedBuffer)]
     if lazy:
         raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
+    if any(value.is_meta for _, value in tensors):
+        raise ModelError("The model is on the meta device, where tensors have no values. Load its weights first.")
     if any(value.is_inference() for _, value in tensors):
         raise ModelError(
             "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "

@@ -34,7 +34,7 @@ def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotang
     """
     with torch.inference_mode(False), torch.enable_grad():
         found = _gradients(model, {name: model.get_parameter(name).detach() for name in names}, batch, cotangents)
-    return {name: gradient.detach().flatten(2) for name, gradient in found.items()}
+    return {name: gradient.detach().reshape(*cotangents.shape[:2], -1) for name, gradient in found.items()}
 
 
 def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:

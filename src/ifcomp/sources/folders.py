@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -47,8 +48,12 @@ def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[s
         DataError: If links lead out of the folder, or an image cannot be used; the message says which.
     """
     root = Path(path)
-    if not root.is_dir():
-        raise DataError(f"There is no folder '{path}'." if not root.exists() else f"'{path}' is a file, not a folder.")
+    try:
+        is_folder = stat.S_ISDIR(root.stat().st_mode)
+    except (OSError, ValueError) as error:
+        raise DataError(f"There is no folder '{path}' that can be looked into ({error}).") from error
+    if not is_folder:
+        raise DataError(f"'{path}' is a file, not a folder.")
     found = _images(root)
     shown = [readable(name) for name in found]
     subfolders = sorted({name.split("/")[0] for name in shown if "/" in name})
@@ -79,7 +84,7 @@ def _images(root: Path) -> list[str]:
     """Paths of the images within the folder, sorted, with slashes; hidden files and folders are left out."""
     home = root.resolve()
     found = []
-    for where, folders, files in os.walk(root):
+    for where, folders, files in os.walk(root, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
             if (Path(where) / name).is_symlink():
@@ -94,6 +99,10 @@ def _images(root: Path) -> list[str]:
     if not found:
         raise EmptyDataError(f"There are no images in '{root}': expected files such as {root / 'class-a' / '1.png'}.")
     return sorted(found, key=lambda name: name.split("/"))
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DataError(f"Cannot look into the folder '{error.filename}' ({error.strerror}).") from error
 
 
 def _class_names(path: str, subfolders: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:

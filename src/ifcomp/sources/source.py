@@ -185,7 +185,7 @@ def _is_image(shape: Sequence[int]) -> bool:
 
 
 def readable(text: str) -> str:
-    """A name as it can be shown and written: what is no character, as in file names that are not UTF-8, as an escape."""
+    """A name as it can be shown and written: what is no character, as in file names not in UTF-8, is an escape."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
