@@ -29,7 +29,8 @@ def main() -> None:
         from ifcomp.errors import IfcompError
     warnings.simplefilter("ignore")
     target = TARGETS[sys.argv[1]]
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # files there cost the least
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as scratch:
         folder, corpus = Path(scratch), Path(scratch) / "corpus"
         corpus.mkdir()
 

@@ -105,7 +105,7 @@ def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
     """
     texts = {name: frame[name].map(_as_text) for name in frame.columns if not is_numeric_dtype(frame[name])}
     with written_atomically(path) as scratch:
-        frame.assign(**texts).to_csv(scratch, index=False, errors="backslashreplace")
+        frame.assign(**texts).to_csv(scratch, index=False)
 
 
 def _as_text(value: Any) -> Any:
