@@ -6,13 +6,19 @@ from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NoReturn
+from unittest.mock import patch
+
+from typer.testing import CliRunner
 
 from fuzz.common import examples, fitted, model
 from fuzz.drawing import Draw
 from ifcomp import IFComp
 from ifcomp.cli import options
+from ifcomp.cli.main import app
 from ifcomp.cli.models import read_weights
 from ifcomp.cli.output import visible
+from ifcomp.errors import ModelError
 from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
 from ifcomp.sources import SourceOptions, open_source
@@ -41,6 +47,57 @@ PARSERS: tuple[Callable[[str], object], ...] = (
 def words(data: bytes, folder: Path) -> None:
     """Everything that the command line parses: the first byte says what the rest is taken for."""
     PARSERS[(data[0] if data else 0) % len(PARSERS)](data[1:].decode("utf-8", "surrogateescape"))
+
+
+#: Commands that end soon where there is no model, and options of any of them.
+COMMANDS = (
+    "fit",
+    "score",
+    "audit",
+    "ood",
+    "calibrate",
+    "predict",
+    "prune",
+    "report",
+    "estimate",
+    "--version",
+    "nothing",
+)
+OPTIONS = (
+    *("--damping", "--beta", "--max-memory", "--layers", "--mean", "--std", "--fraction", "--noise-rate", "--drop"),
+    *("--image-size", "--batch-size", "--grey", "--label-column", "--feature-columns", "--weights", "--model", "--out"),
+    *(
+        "--alpha",
+        "--probes",
+        "--json",
+        "--trust-run",
+        "--device",
+        "--top",
+        "--fisher",
+        "--sua",
+        "--reference",
+        "--help",
+    ),
+)
+PREFIXES = ("", "", "npz:", "parquet:", "folder:", "relative:", "digits", "net:build", "run.ifcomp", "0.5", "-1", "8GB")
+
+
+def command(data: bytes, folder: Path) -> None:
+    """A command line: it ends with a message and exit code 2, whatever is typed; no function of it is called."""
+    draw = Draw(data)
+    arguments = [draw.choice(COMMANDS)]
+    for _ in range(draw.number(0, 6)):
+        option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
+        arguments += [part for part in (option, text) if part]
+    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.sources.factories.make", _refuse):
+        result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    assert result.exit_code in (0, 2), result.output
+
+
+def _refuse(spec: str, *_: object) -> NoReturn:
+    raise ModelError(f"'{spec}' is not called here.")
 
 
 class _Elements(HTMLParser):

@@ -24,6 +24,9 @@ BOMB_BYTES = 2**28
 #: Bytes of a text file at most: records and settings take a few thousand.
 LARGEST_TEXT = 2**26
 
+#: Lists in lists of JSON at most; whoever handles deeper ones runs out of stack.
+DEEPEST = 50
+
 
 def regular_file(path: str | os.PathLike[str]) -> Path:
     """The path, if there is a file: reading a pipe or a device might never end.
@@ -52,11 +55,19 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """JSON as Python has it."""
+    """JSON as Python has it, nested no deeper than anything that the library writes."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if _is_deeper(value, DEEPEST):
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(parts) and (not most or any(_is_deeper(part, most - 1) for part in parts))
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -65,6 +76,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     The format knows no code. What a header claims is compared with the size of the file before any tensor is made.
     """
     file = regular_file(path)
+    file.open("rb").close()  # says why it cannot be read, which safetensors does not
     try:
         with safe_open(file, framework="pt") as opened:
             names = list(opened.keys())

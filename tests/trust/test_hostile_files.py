@@ -189,6 +189,17 @@ def test_other_content_is_refused(reader: str, content: bytes, tmp_path: Path) -
     refusal(reader, written(tmp_path, reader, content))
 
 
+@pytest.mark.parametrize("depth", [60, 900, 100_000])
+def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
+    entries = {"model": '"a:b"', "weights": "null", "data": '"digits"', "class_names": "null", "examples": "3"}
+    for options in ("{}", f'{{"mean": {"[" * depth}1{"]" * depth}}}'):
+        text = ", ".join(f'"{name}": {value}' for name, value in (entries | {"options": options}).items())
+        path = written(tmp_path, "record", f'{{"schema": 1, "version": "0", {text}}}'.encode())
+        if options == "{}":
+            READERS["record"].read(path)
+    refusal("record", path, "nested too deeply")
+
+
 @pytest.mark.parametrize("reader", ["record", "pairs", "kronfluence"])
 def test_text_of_gigabytes_is_refused(reader: str, tmp_path: Path) -> None:
     path = written(tmp_path, reader, b"")
