@@ -32,13 +32,14 @@ def written_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
         StorageError: If the folder does not exist or cannot be written.
     """
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):  # which, unlike that of Path, knows any name
         raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"Cannot write '{target}': {error.strerror}. Choose a folder that exists and is writable."
+            f"Cannot write '{target}': {reason}. Choose a folder that exists and is writable."
         ) from error
     os.close(handle)
     scratch = Path(name)

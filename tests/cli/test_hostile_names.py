@@ -54,6 +54,13 @@ def test_errors_do_not_steer_the_terminal() -> None:
     assert "\\x1b]0;owned\\x07" in found.output
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "none/x", "x" * 300])
+def test_names_that_no_file_can_have_end_with_2(run: Workshop, name: str) -> None:
+    for arguments in (["audit", name], ["audit", "run.ifcomp", "--out", f"{name}.csv"], ["ood", "run.ifcomp", name]):
+        found = ifcomp(*arguments)
+        assert (found.exit_code, isinstance(found.exception, SystemExit)) == (2, True), (arguments[:2], found.output)
+
+
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x9b31m", "a\rb", "\u202eevil", "\ud800", "\x00", "\u200b"])
 def test_what_steers_a_terminal_is_shown_as_an_escape(text: str) -> None:
     shown = visible(f"name {text}")

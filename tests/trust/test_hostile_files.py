@@ -25,6 +25,8 @@ from PIL import Image
 from safetensors.torch import load, save
 from torch import nn
 
+from experiments import runs as training
+from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.baselines.swag import WeightMoments
 from ifcomp.cli.models import _fill, read_weights
@@ -80,6 +82,8 @@ READERS = {
     "moments": Reader(WeightMoments.load, "moments.safetensors", StorageError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
+    "training": Reader(training._read, "state.safetensors", StorageError),
+    "results": Reader(lambda path: results.read(path.parent), f"study/{results.FILE}", StorageError),
     "kronfluence": Reader(
         lambda path: factors_from_kronfluence(path.parent, network(), num_classes=3),
         "ekfac/factor_arguments.json",
@@ -200,7 +204,7 @@ def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
     refusal("record", path, "nested too deeply")
 
 
-@pytest.mark.parametrize("reader", ["record", "pairs", "kronfluence"])
+@pytest.mark.parametrize("reader", ["record", "pairs", "kronfluence", "results"])
 def test_text_of_gigabytes_is_refused(reader: str, tmp_path: Path) -> None:
     path = written(tmp_path, reader, b"")
     os.truncate(path, 2**32)  # takes no room on the disk

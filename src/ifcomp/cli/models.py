@@ -25,6 +25,7 @@ STATE_KEYS = ("state_dict", "model_state_dict")
 #: What programs that rebuild tensors name, and the instructions that they consist of (pickle's protocol 2).
 _HARMLESS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch (Size|device)"
+    r"|torch (float16|float32|float64|bfloat16|int8|int16|int32|int64|uint8|bool)"
     r"|torch (Float|Double|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
 )
 _CODES = re.compile(
@@ -103,7 +104,7 @@ def _read_torch(file: Path) -> Any:
         _check_program(archive.read(programs[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
 
 
 def _check_program(program: bytes) -> None:

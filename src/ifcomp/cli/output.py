@@ -109,9 +109,9 @@ def check_target(path: str, suffixes: Sequence[str] = ()) -> str:
     target = Path(path)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
-    if target.is_dir():
+    if os.path.isdir(target):
         raise StorageError(f"Cannot write '{path}': it is a folder. Name a file in it.")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise StorageError(f"Cannot write '{path}': there is no folder '{target.parent}'.")
     if not os.access(target.parent, os.W_OK):
         raise StorageError(f"Cannot write '{path}': the folder '{target.parent}' is not writable.")

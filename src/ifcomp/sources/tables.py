@@ -41,7 +41,7 @@ def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[
         label_column, features = _choose(pq.read_schema(regular_file(path)), path, options)
         names_of_labels = [] if label_column is None else [label_column]
         with pq.ParquetFile(path, read_dictionary=names_of_labels) as file:  # text that repeats is kept once
-            table = _read(file, path, [*names_of_labels, *features])
+            table = _read(file, path, list(dict.fromkeys([*names_of_labels, *features])))
         y, names = (None, None) if label_column is None else _labels(table, path, label_column, class_names)
         x, columns = _features(table, path, features)
     except IfcompError:
@@ -80,7 +80,7 @@ def _wrong_labels(name: str, path: str, kind: pa.DataType) -> LabelError:
     return LabelError(f"Labels must be whole numbers or strings, but column '{name}' of '{path}' is {kind}.")
 
 
-def _read(file: pq.ParquetFile, path: str, names: Sequence[str]) -> pa.Table:
+def _read(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
     """Some columns, once it is known that their values fit in memory, and that none is empty."""
     if file.metadata.num_rows < 1:
         raise EmptyDataError(f"'{path}' has no rows.")
@@ -88,7 +88,7 @@ def _read(file: pq.ParquetFile, path: str, names: Sequence[str]) -> pa.Table:
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     wanted = [column for column in columns if column.path_in_schema.split(".")[0] in {n.split(".")[0] for n in names}]
     check_swelling(path, sum(max(0, column.num_values) * BYTES_A_VALUE for column in wanted))
-    table = file.read(columns=list(names)).select(list(names))
+    table = file.read(columns=names).select(names)
     empty = [name for name in names if table.column(name).null_count]
     if empty:
         raise DataError(f"Column {_listed(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
