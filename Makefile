@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test faults lint docs bench clean
+.PHONY: setup demo test faults fuzz lint docs bench clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ docs: setup
 
 bench: setup
 	$(BIN)/ifcomp bench
+
+fuzz: setup  # needs atheris: .venv/bin/python -m pip install atheris==3.0.0
+	$(BIN)/python -m fuzz
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from experiments.datasets import Normalisation
@@ -25,6 +24,7 @@ from experiments.models import build
 from experiments.recipes import Recipe
 from ifcomp.errors import SettingError, StorageError
 from ifcomp.files import written_atomically
+from ifcomp.reading import parse_json, read_tensors
 
 CACHE_VARIABLE = "IFCOMP_CACHE"
 SCHEMA = 1
@@ -198,10 +198,10 @@ def _save(path: Path, tensors: dict[str, Tensor], log: Mapping[str, Any]) -> Non
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            log: dict[str, Any] = json.loads(file.metadata()[_KEY])
-        return load_file(path), log
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        tensors, metadata = read_tensors(path)
+        log: dict[str, Any] = parse_json(metadata[_KEY])
+        return tensors, log
+    except (OSError, KeyError, ValueError) as error:
         raise StorageError(
             f"Cannot read '{path}': it is missing, damaged or not a file of a training ({error}). Delete the folder to "
             "train again."

@@ -294,6 +294,11 @@ def test_numeric_columns() -> None:
     assert source.preview([1])[0].content == {"b": 2, "a": pytest.approx(np.pi), "c": 0}
 
 
+def test_columns_may_be_named_twice() -> None:
+    source = open_source(table(a=[0.5, 1.5], label=[0, 1]), options(feature_columns=("a", "label", "a")))
+    assert together(source)[0].tolist() == [[0.5, 0, 0.5], [1.5, 1, 1.5]]
+
+
 def test_a_list_column_and_named_labels() -> None:
     spec = table(name=["x", "y", "z"], kind=["dog", "cat", "dog"], features=[[1.5, 2], [3, 4], [5, 6]])
     given = options(label_column="kind", feature_columns=("features",))

@@ -20,6 +20,7 @@ from experiments.reproduce.study import Record, Study
 from ifcomp.errors import SettingError, StorageError
 from ifcomp.files import written_atomically
 from ifcomp.progress import track
+from ifcomp.reading import parse_json, read_text
 
 SCHEMA = 1
 FILE = "result.json"
@@ -75,11 +76,11 @@ def read(folder: Path) -> Record:
     """
     path = folder / FILE
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_text(path))
         if content.pop("schema") != SCHEMA:
             raise StorageError(f"'{path}' is of another version of the experiments. Delete it and run again.")
         return Record(**content)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise StorageError(f"Cannot read results from '{path}' ({error}). Run without --plot-only first.") from error
 
 

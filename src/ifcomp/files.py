@@ -47,7 +47,7 @@ def written_atomically(path: str | os.PathLike[str], *, by_all: bool = False) ->
         StorageError: If the folder does not exist or cannot be written.
     """
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):  # which, unlike that of Path, knows any name
         raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # some writers have scratch files of their own
     scratch = folder / target.name
@@ -55,7 +55,7 @@ def written_atomically(path: str | os.PathLike[str], *, by_all: bool = False) ->
         folder.mkdir()
         scratch.touch()
         mode = scratch.stat().st_mode  # as the umask wants it
-    except OSError as error:
+    except (OSError, ValueError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise _unwritable(target, error) from error
     try:
@@ -152,5 +152,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
-def _unwritable(target: Path, error: OSError) -> StorageError:
-    return StorageError(f"Cannot write '{target}': {error.strerror}. Choose a folder that exists and is writable.")
+def _unwritable(target: Path, error: OSError | ValueError) -> StorageError:
+    reason = getattr(error, "strerror", None) or error
+    return StorageError(f"Cannot write '{target}': {reason}. Choose a folder that exists and is writable.")

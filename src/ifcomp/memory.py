@@ -24,7 +24,9 @@ def as_bytes(max_memory: int | str | None) -> int | None:
     """
     if max_memory is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(max_memory))
+    if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
+        return max_memory
+    found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", str(max_memory))
     if isinstance(max_memory, bool) or not isinstance(max_memory, int | str) or found is None:
         raise SettingError(f"max_memory must be a number of bytes, or such as '8GB' or '512MB', but is {max_memory!r}.")
     number, unit = found.groups()

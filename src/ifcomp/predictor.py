@@ -488,7 +488,10 @@ class IFComp:
             complete = take_inventory(self.model, self._selection).blocks
             covered = {name for block in self._inventory.blocks for name in block.parameters}
             lacking = {name for block in complete for name in block.parameters} - covered
+        dtype = working_dtype(self.model)
+        foreign = {name for name, block in factors.blocks.items() if block.dtypes != {dtype}}
         groups = {
+            f"factors that are not {dtype}": foreign,
             "parameters without factors": lacking,
             "factors without a layer": found.keys() - needed.keys(),
             "factors of another shape": {name for name in needed if needed[name] != found[name]},

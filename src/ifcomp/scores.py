@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 
 from ifcomp.errors import DataError
 from ifcomp.files import written_atomically
+
+#: Text that spreadsheets take for a formula, also in wide characters, unless it is a plain number.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 #: What each column means. Larger is always more surprising, more suspicious; codelengths are in nats.
 DESCRIPTIONS: dict[str, str] = {
@@ -95,6 +101,15 @@ def write_parquet(
 
 
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
-    """Write a frame as CSV. Atomic."""
+    """Write a frame as CSV. Atomic.
+
+    Spreadsheets run text that starts like a formula; an apostrophe before it keeps it text.
+    """
+    texts = {name: frame[name].map(_as_text) for name in frame.columns if not is_numeric_dtype(frame[name])}
     with written_atomically(path) as scratch:
-        frame.to_csv(scratch, index=False)
+        frame.assign(**texts).to_csv(scratch, index=False)
+
+
+def _as_text(value: Any) -> Any:
+    formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value

@@ -9,20 +9,27 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
 from ifcomp.errors import FingerprintError, SettingError, StorageError
 from ifcomp.files import written_atomically
+from ifcomp.reading import parse_json, read_tensors
 
 SCHEMA = 1
 _KEY = "ifcomp"
 _PARTS = ("second_moments", "basis.inputs", "basis.outputs")
+_DTYPES = (torch.float32, torch.float64)
+
+#: How far the squared length of an eigenvector may be from 1; float32 leaves about 1e-6.
+_LENGTH_ERROR = 1e-3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,36 +118,49 @@ def load(path: str | os.PathLike[str]) -> Stored:
     """
     source = Path(path)
     try:
-        with safe_open(source, framework="pt") as file:
-            metadata = _metadata(source, file.metadata())
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (SafetensorError, OSError) as error:
-        reason = f"it is truncated or not a safetensors file ({error})" if source.exists() else "there is no such file"
-        reason = "it is a folder" if source.is_dir() else reason
-        raise StorageError(f"Cannot read factors from '{source}': {reason}.") from error
+        tensors, raw = read_tensors(source)
+    except FileNotFoundError as error:
+        raise StorageError(f"Cannot read factors from '{source}': there is no such file.") from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Cannot read factors from '{source}': {error}.") from error
+    metadata = _metadata(source, raw)
     try:
-        if int(metadata["count"]) < 1:
-            raise ValueError(f"count is {metadata['count']}")
+        count, classes = (_whole(metadata, name) for name in ("count", "num_classes"))
         factors = Factors(
-            {name: _block(name, tensors) for name in metadata["blocks"]},
-            int(metadata["count"]),
-            int(metadata["num_classes"]),
-            FitSettings(**metadata["settings"]),
+            {name: _block(name, tensors) for name in _of_kind(metadata, "blocks", list)},
+            count,
+            classes,
+            FitSettings(**_of_kind(metadata, "settings", dict)),
         )
-        return Stored(factors, dict(metadata["fingerprint"]), dict(metadata["options"]), str(metadata["version"]))
+        options, digests = (_of_kind(metadata, name, dict) for name in ("options", "fingerprint"))
+        return Stored(factors, digests, options, _of_kind(metadata, "version", str))
     except (KeyError, TypeError, ValueError, SettingError) as error:
         raise StorageError(
             f"Cannot read factors from '{source}': its metadata is damaged ({error!r}). Fit again."
         ) from error
 
 
-def _metadata(source: Path, raw: Mapping[str, str] | None) -> dict[str, Any]:
-    if not raw or _KEY not in raw:
+def _of_kind(metadata: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = metadata[name]
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is a {type(value).__name__}")
+    return value
+
+
+def _whole(metadata: Mapping[str, Any], name: str) -> int:
+    value = _of_kind(metadata, name, int)
+    if isinstance(value, bool) or not 1 <= value < 2**63:
+        raise ValueError(f"{name} is {value}")
+    return value
+
+
+def _metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
+    if _KEY not in raw:
         raise StorageError(
             f"Cannot read factors from '{source}': it is a safetensors file, but not one written by ifcomp."
         )
     try:
-        metadata = json.loads(raw[_KEY])
+        metadata = parse_json(raw[_KEY])
         schema = metadata["schema"]
     except (ValueError, TypeError, KeyError) as error:
         raise StorageError(
@@ -158,9 +178,21 @@ def _block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
     moments, inputs, outputs = (tensors.get(f"{name}/{part}") for part in _PARTS)
     if moments is None:
         raise KeyError(f"{name}/{_PARTS[0]}")
+    if inputs is not None and outputs is None:
+        raise KeyError(f"{name}/{_PARTS[2]}")
     for tensor in (moments, inputs, outputs):
-        if tensor is not None and not (tensor.is_floating_point() and bool(tensor.isfinite().all())):
+        if tensor is not None and not (tensor.dtype in _DTYPES and bool(tensor.isfinite().all())):
             raise ValueError(f"block '{name}' has entries that are not finite numbers")
     if bool((moments < 0).any()):
         raise ValueError(f"block '{name}' has negative second moments")
+    for basis in (inputs, outputs):
+        if basis is not None and not _has_unit_columns(basis):
+            raise ValueError(f"block '{name}' has eigenvectors whose length is not 1")
     return BlockFactors(moments, None if outputs is None else Basis(inputs, outputs))
+
+
+def _has_unit_columns(basis: Tensor) -> bool:
+    if basis.dim() != 3 or basis.shape[1] != basis.shape[2]:
+        return False
+    squares = basis.double().square().sum(1)
+    return bool(((squares - 1).abs() < _LENGTH_ERROR).all())

@@ -20,6 +20,16 @@ EVIL_NAMES = (
     "{{ 7 * 7 }} &amp; \u2028\u2029 \udcff",
 )
 
+#: The same with other ways out: comments, links, templates, line separators, the ends of other elements.
+MORE_EVIL_NAMES = (
+    "<!--<script>window.pwned = 5",
+    "javascript:window.pwned=6//",
+    "'\"`><b onmouseover=window.pwned=7>",
+    "</style></textarea></noscript><!--",
+    "@SUM(1+1)*cmd|' /C calc'!A0",
+    "${window.pwned = 8}{% raw %}\u2028window.pwned = 9\u2029]]>--> \udcff",
+)
+
 
 @dataclass(frozen=True)
 class AuditCase:

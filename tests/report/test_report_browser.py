@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_cases import EVIL_NAMES, AuditCase, LargeReport, make_audit, make_curve
+from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, AuditCase, LargeReport, make_audit, make_curve
 
 from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, build_report
@@ -351,44 +351,45 @@ def _luminance(color: list[int]) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
-def test_evil_names_stay_text(browser: Any, tmp_path: Path) -> None:
-    audit = make_audit(48, classes=len(EVIL_NAMES), suspects=48)
-    audit = replace(audit, settings={EVIL_NAMES[0]: EVIL_NAMES[1]}, descriptions={"error": EVIL_NAMES[2]})
+@pytest.mark.parametrize("names", [EVIL_NAMES, MORE_EVIL_NAMES], ids=["escapes", "more"])
+def test_evil_names_stay_text(browser: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
+    audit = make_audit(48, classes=len(names), suspects=48)
+    audit = replace(audit, settings={names[0]: names[1]}, descriptions={"error": names[2]})
     index = audit.frame["index"].tolist()
-    previews = {at: Preview("text", EVIL_NAMES[at % 6], EVIL_NAMES[(at + 1) % 6]) for at in index}
-    previews |= {at: Preview("row", {EVIL_NAMES[1]: EVIL_NAMES[0]}, EVIL_NAMES[2]) for at in index[::2]}
+    previews = {at: Preview("text", names[at % 6], names[(at + 1) % 6]) for at in index}
+    previews |= {at: Preview("row", {names[1]: names[0]}, names[2]) for at in index[::2]}
     path = build_report(
         tmp_path / "evil.html",
-        title=EVIL_NAMES[3],
+        title=names[3],
         audit=audit,
-        calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), EVIL_NAMES[0], EVIL_NAMES[2]),
-        complexity=ComplexityGroups([1.0], {EVIL_NAMES[0]: [2.0]}, EVIL_NAMES[1]),
-        explanations={at: [(1, 1.0, 0, Preview("text", EVIL_NAMES[0], EVIL_NAMES[1]))] for at in index},
+        calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), names[0], names[2]),
+        complexity=ComplexityGroups([1.0], {names[0]: [2.0]}, names[1]),
+        explanations={at: [(1, 1.0, 0, Preview("text", names[0], names[1]))] for at in index},
         previews=previews,
-        class_names=EVIL_NAMES,
-        provenance={EVIL_NAMES[1]: EVIL_NAMES[0]},
-        coverage=Coverage((CoverageRow(EVIL_NAMES[0], EVIL_NAMES[1], EVIL_NAMES[2], 3, False),)),
+        class_names=names,
+        provenance={names[1]: names[0]},
+        coverage=Coverage((CoverageRow(names[0], names[1], names[2], 3, False),)),
     )
     opened = Opened(browser, path)
     opened.page.click("#as-table")
     opened.page.select_option("#size", "96")
     shown = opened.page.locator("#rows td.label").all_text_contents()
     assert [text.replace("\udcff", "\ufffd") for text in shown] == [
-        EVIL_NAMES[label].replace("\udcff", "\ufffd") for label in audit.frame["label"]
+        names[label].replace("\udcff", "\ufffd") for label in audit.frame["label"]
     ]
     for button in range(4):
         opened.page.locator(".more").nth(button).click()
         opened.page.click("#details-close")
-    opened.search("<script>")
+    opened.search(names[0][:8])
     opened.page.click("#clear")
     opened.page.wait_for_timeout(200)
     assert opened.page.evaluate("window.pwned") is None
     assert opened.page.evaluate("document.querySelectorAll('script').length") == 2
-    assert opened.page.title() == EVIL_NAMES[3]
+    assert opened.page.title() == names[3]
     assert opened.complaints == []
     assert [url for url in opened.requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
     rows = exported(opened)
-    assert {row["label_name"] for row in rows} >= {EVIL_NAMES[0], EVIL_NAMES[2], f"'{EVIL_NAMES[4]}"}
+    assert {row["label_name"] for row in rows} >= {names[0], names[2], f"'{names[4]}"}
     assert not any(value.startswith(("=", "+", "@")) for row in rows for value in row.values())
     opened.context.close()
 

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_cases import EVIL_NAMES, LargeReport, make_audit, make_curve
+from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, LargeReport, make_audit, make_curve
 
 from ifcomp.errors import StorageError
 from ifcomp.layers.inventory import Coverage, CoverageRow
@@ -104,16 +104,17 @@ def test_nothing_is_inline_that_the_policy_would_block_and_nothing_is_remote() -
     assert {tag for tag, _ in page.elements}.isdisjoint({"iframe", "object", "embed", "base"})
 
 
-def test_evil_strings_change_no_element() -> None:
-    harmless, evil = Page(whole_report(tuple("abcdef"))), Page(whole_report(EVIL_NAMES))
+@pytest.mark.parametrize("names", [EVIL_NAMES, MORE_EVIL_NAMES], ids=["escapes", "more"])
+def test_evil_strings_change_no_element(names: tuple[str, ...]) -> None:
+    harmless, evil = Page(whole_report(tuple("abcdef"))), Page(whole_report(names))
     assert [tag for tag, _ in evil.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(attributes) for _, attributes in evil.elements] == [
         sorted(attributes) for _, attributes in harmless.elements
     ]
     assert evil.texts["script"][-1] == harmless.texts["script"][-1]
     payload = json.loads(evil.texts["script"][0])
-    assert tuple(payload["classes"]) == EVIL_NAMES
-    assert EVIL_NAMES[3] in evil.texts["h1"][0]
+    assert tuple(payload["classes"]) == names
+    assert names[3] in evil.texts["h1"][0]
 
 
 def test_the_json_holds_no_character_that_could_end_it() -> None:

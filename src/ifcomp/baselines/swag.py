@@ -17,11 +17,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -34,6 +32,7 @@ from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
 from ifcomp.files import written_atomically
 from ifcomp.layers.capture import evaluating
 from ifcomp.progress import track
+from ifcomp.reading import parse_json, read_tensors
 
 _KEY = "ifcomp.swag"
 _PARTS = ("mean/", "variance/")
@@ -103,15 +102,25 @@ class WeightMoments:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file that `save` wrote."""
         try:
-            with safe_open(Path(path), framework="pt") as file:
-                count = int(json.loads((file.metadata() or {})[_KEY])["count"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            tensors, metadata = read_tensors(path)
+            count = parse_json(metadata[_KEY])["count"]
+            mean, variance = (
+                {name[len(part) :]: value for name, value in tensors.items() if name.startswith(part)}
+                for part in _PARTS
+            )
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"its count is {count!r}")
+            if {name: value.shape for name, value in mean.items()} != {n: v.shape for n, v in variance.items()}:
+                raise ValueError("its means and variances are of different parameters")
+            if not all(value.dtype == torch.float64 and bool(value.isfinite().all()) for value in tensors.values()):
+                raise ValueError("it has entries that are not finite numbers in float64")
+            if not all(bool((value >= 0).all()) for value in variance.values()):
+                raise ValueError("it has negative variances")
+        except (OSError, KeyError, ValueError, TypeError) as error:
             raise StorageError(
                 f"Cannot read moments from '{path}': it is missing, damaged or not a file of weight moments ({error})."
             ) from error
-        parts = ({name[len(part) :]: v for name, v in tensors.items() if name.startswith(part)} for part in _PARTS)
-        return cls(count, *parts)
+        return cls(count, mean, variance)
 
 
 def swa_model(model: nn.Module, moments: WeightMoments, data: Iterable[Any] | None = None) -> nn.Module:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ifcomp.cli.output import Outcome
+from ifcomp.cli.output import Outcome, visible
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
@@ -83,4 +83,4 @@ def _spread(group: Any) -> list[inspect.Parameter]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Warning: ", "bold yellow"), str(message)))
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Warning: ", "bold yellow"), visible(str(message))))

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from ifcomp._version import __version__
 from ifcomp.cli import audit, bench, calibrate, demo, estimate, fit, ood, predict, prune, report, reproduce, score
+from ifcomp.cli.output import visible
 from ifcomp.errors import IfcompError
 
 #: Exit code of a command that was used wrongly or given something that it cannot work with.
@@ -36,7 +37,7 @@ class Commands(TyperGroup):
 
 
 def _tell(title: str, words: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text.assemble((title, "bold red"), words))
+    Console(stderr=True, soft_wrap=True).print(Text.assemble((title, "bold red"), visible(words)))
 
 
 app = typer.Typer(

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import pickle
+import pickletools
+import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ifcomp.batches import Batch, as_batches, check_labels, run_model
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
+from ifcomp.reading import read_tensors, regular_file
 from ifcomp.sources import Source
 from ifcomp.sources.factories import make
 
 #: Where training scripts put the weights among other things.
 STATE_KEYS = ("state_dict", "model_state_dict")
+
+#: What programs that rebuild tensors name, and the instructions that they consist of (pickle's protocol 2).
+_HARMLESS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch (Size|device)"
+    r"|torch (float16|float32|float64|bfloat16|int8|int16|int32|int64|uint8|bool)"
+    r"|torch (Float|Double|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
+)
+_CODES = re.compile(
+    r"PROTO|STOP|MARK|POP|TUPLE|EMPTY_TUPLE|TUPLE[123]|EMPTY_LIST|APPENDS?|EMPTY_DICT|SETITEMS?|NONE|NEWTRUE|NEWFALSE"
+    r"|BININT[12]?|LONG1|BINFLOAT|BINUNICODE|SHORT_BINSTRING|(LONG_)?BIN(PUT|GET)|GLOBAL|REDUCE|BUILD|BINPERSID"
+)
 
 #: Keys and files named in a message at most.
 SHOWN = 8
@@ -50,15 +62,13 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
 
 def read_weights(path: str) -> dict[str, Tensor]:
     """Tensors by name."""
-    if not Path(path).is_file():
-        raise ModelError(f"There is no weights file '{path}'.")
+    found: Any
     try:
-        if Path(path).suffix == ".safetensors":
-            return load_file(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old pickles, which are refused below
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        file = regular_file(path)
+        found = read_tensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
+    except FileNotFoundError as error:
+        raise ModelError(f"There is no weights file '{path}'.") from error
+    except Exception as error:  # a damaged file makes its readers raise nearly anything
         raise ModelError(
             f"Cannot read tensors from '{path}' ({_first_line(error)}). Files that need unpickling are refused, since "
             "that would run code from them. Write the weights with safetensors.torch.save_model(model, file), or "
@@ -70,6 +80,40 @@ def read_weights(path: str) -> dict[str, Tensor]:
         kinds = _listed(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise ModelError(f"'{path}' must hold tensors by name, as model.state_dict() does, but holds {kinds}.")
     return dict(found)
+
+
+def _read_torch(file: Path) -> Any:
+    """What torch's reader of plain tensors finds in a file of ``torch.save``, which is mapped, not decompressed.
+
+    Before it may look, the file must be an uncompressed zip archive, as torch.save has written since 1.6, and its
+    program may name nothing but what rebuilds tensors. So neither older formats, which torch up to 2.5 could be tricked
+    with, nor calls that ask for memory reach it.
+    """
+    with file.open("rb") as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            raise ValueError("it is not a file of torch.save in its format since torch 1.6")
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is compressed, which torch.save never does")
+        if sum(member.file_size for member in members) > file.stat().st_size:
+            raise ValueError("its parts are larger than the file")
+        programs = [member for member in members if member.filename.rpartition("/")[2] == "data.pkl"]
+        if len(programs) != 1:
+            raise ValueError("it is not a file of torch.save")
+        _check_program(archive.read(programs[0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
+
+
+def _check_program(program: bytes) -> None:
+    """Raise ValueError if a pickle names anything but tensors and plain containers; it is looked through, not run."""
+    for code, argument, _ in pickletools.genops(program):
+        if code.name == "GLOBAL" and not _HARMLESS.fullmatch(str(argument)):
+            raise ValueError(f"it asks for '{str(argument).replace(' ', '.')}' to be called")
+        if not _CODES.fullmatch(code.name):
+            raise ValueError(f"it has an instruction that torch.save does not write, {code.name}")
 
 
 def try_model(model: nn.Module, source: Source, spec: str) -> int:
@@ -110,19 +154,28 @@ def _check_classes(source: Source, classes: int) -> None:
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], spec: str, weights: str) -> None:
-    own = model.state_dict()
+    own, problem = model.state_dict(), None
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError:
+    except RuntimeError as error:
+        problem = error
         missing, unexpected = list(own.keys() - state.keys()), list(state.keys() - own.keys())
     shapes = [
         f"{name} {list(state[name].shape)} instead of {list(own[name].shape)}"
         for name in own
         if name in state and state[name].shape != own[name].shape
     ]
+    types = [
+        f"{name} {state[name].dtype} instead of {own[name].dtype}"
+        for name in own
+        if name in state and state[name].is_floating_point() != own[name].is_floating_point()
+    ]
     missing = _without_shared(model, missing, state)
     problems = [("missing", missing), ("unexpected", unexpected), ("of another shape", shapes)]
+    problems.append(("of another type", types))
     lines = [f"  {title}: {_listed(sorted(names))}" for title, names in problems if names]
+    if problem is not None and not lines:
+        lines = [f"  {_first_line(problem)}"]
     if lines:
         raise ModelError(f"The weights in '{weights}' do not fit the model '{spec}':\n" + "\n".join(lines))
 

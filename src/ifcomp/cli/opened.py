@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ifcomp import IFComp
@@ -120,7 +120,7 @@ class Run:
 
 def find_run(path: str, choice: ModelChoice) -> Run:
     """Look at a run and its record."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise StorageError(f"There is no run '{path}'. Make one with 'ifcomp fit MODEL DATA --out {path}'.")
     record = read_record(path)
     return Run(path, choice, record if record is not None and (choice.trust_run or record.is_own) else None)
@@ -139,5 +139,5 @@ def _stored_options(record: Record) -> SourceOptions:
             name: tuple(value) if isinstance(value, list) else value for name, value in record.options.items()
         }
         return SourceOptions(**stored)
-    except TypeError as error:
+    except (TypeError, SettingError) as error:
         raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error

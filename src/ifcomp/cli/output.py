@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,22 +70,32 @@ def _lines(title: str, lines: Mapping[str, str]) -> Table:
     grid.add_column(no_wrap=True, overflow="fold")
     grid.add_column()
     for name, what in lines.items():
-        grid.add_row(Text(f"{title:5}", "bold"), Text(name, "cyan"), Text(what))
+        grid.add_row(Text(f"{title:5}", "bold"), Text(visible(name), "cyan"), Text(visible(what)))
     return grid
+
+
+def visible(words: str) -> str:
+    """Words with every character that would steer a terminal, or turn the order of what is read, as an escape."""
+    return "".join(map(_escaped, words))
+
+
+def _escaped(character: str) -> str:
+    steers = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\n\t"
+    return character.encode("unicode_escape").decode() if steers else character
 
 
 def paragraph(words: str) -> Text:
     """Plain words, whatever brackets are in them."""
-    return Text(words)
+    return Text(visible(words))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
     """A table with its first ``left`` columns to the left and numbers to the right."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for number, name in enumerate(columns):
-        made.add_column(Text(name), justify="left" if number < left else "right", overflow="fold")
+        made.add_column(Text(visible(name)), justify="left" if number < left else "right", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
+        made.add_row(*(Text(visible(str(cell))) for cell in row))
     return made
 
 
@@ -98,9 +109,9 @@ def check_target(path: str, suffixes: Sequence[str] = ()) -> str:
     target = Path(path)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
-    if target.is_dir():
+    if os.path.isdir(target):
         raise StorageError(f"Cannot write '{path}': it is a folder. Name a file in it.")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise StorageError(f"Cannot write '{path}': there is no folder '{target.parent}'.")
     if not os.access(target.parent, os.W_OK):
         raise StorageError(f"Cannot write '{path}': the folder '{target.parent}' is not writable.")

@@ -26,6 +26,7 @@ from ifcomp._version import __version__
 from ifcomp.distributed import ranks
 from ifcomp.errors import StorageError
 from ifcomp.files import written_atomically
+from ifcomp.reading import parse_json, read_text
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
@@ -64,7 +65,7 @@ class Record:
     def is_own(self) -> bool:
         """Whether this user wrote the record in this folder."""
         expected = _signature(self, create=False)
-        return expected is not None and hmac.compare_digest(expected.encode(), self.signature.encode())
+        return expected is not None and hmac.compare_digest(expected, _ascii(self.signature))
 
 
 def record_path(run: str) -> str:
@@ -101,10 +102,10 @@ def read_record(run: str) -> Record | None:
         StorageError: If it is damaged.
     """
     path = Path(record_path(run))
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
         if content.pop("schema") != SCHEMA:
             raise ValueError("another version of ifcomp wrote it")
         del content["version"]
@@ -116,6 +117,8 @@ def read_record(run: str) -> Record | None:
 
 
 def _check_types(record: Record) -> None:
+    if not isinstance(record.class_names, list | None):
+        raise TypeError("'class_names' is not a list")
     texts = [record.model, record.data, record.signature, *(record.class_names or [])]
     texts += [] if record.weights is None else [record.weights]
     if not (all(isinstance(text, str) for text in texts) and isinstance(record.examples, int)):
@@ -124,6 +127,11 @@ def _check_types(record: Record) -> None:
         raise TypeError("'options' is not an object")
     if not (isinstance(record.alpha, float | int | None) and isinstance(record.keep_argmax, bool)):
         raise TypeError("'alpha' or 'keep_argmax' has the wrong type")
+
+
+def _ascii(text: str) -> str:
+    """`hmac.compare_digest` takes no other characters."""
+    return text.encode("ascii", "replace").decode()
 
 
 def _signature(record: Record, *, create: bool) -> str | None:

@@ -145,6 +145,12 @@ class BlockFactors:
         inputs, outputs = (None if part is None else tuple(part.shape) for part in parts)
         return tuple(self.second_moments.shape), inputs, outputs
 
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Types of second moments and bases."""
+        parts = (self.second_moments, *((self.basis.inputs, self.basis.outputs) if self.basis else ()))
+        return {part.dtype for part in parts if part is not None}
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:

@@ -85,7 +85,7 @@ def _directions(classes: int, probes: int, seed: int) -> np.ndarray:
     ``cas(x) = cos x + sin x``. Columns j and K - j together have rows of equal norm, and so have columns 0 and K/2
     alone.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed % 2**64)
     singles = [0] if classes % 2 else [0, classes // 2]
     pairs = [(j, classes - j) for j in range(1, (classes + 1) // 2)]
     alone = singles[: _alone(classes, probes)]

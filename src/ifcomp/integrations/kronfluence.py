@@ -8,17 +8,15 @@ and passes over all other parameters. Its files are plain safetensors, so the pa
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
 from ifcomp.errors import ModelError, SettingError, StorageError
+from ifcomp.reading import parse_json, read_tensors, read_text
 
 _TENSORS = ("activation_eigenvectors", "gradient_eigenvectors", "lambda_matrix", "num_lambda_processed")
 _ARGUMENTS = "factor_arguments.json"
@@ -67,14 +65,16 @@ def factors_from_kronfluence(
 def _read(folder: Path) -> tuple[dict[str, dict[str, Tensor]], bool]:
     """The tensors by kind and layer, and whether they come from the data's labels."""
     try:
-        arguments = json.loads((folder / _ARGUMENTS).read_text(encoding="utf-8"))
-        found = {name: load_file(folder / f"{name}.safetensors") for name in _TENSORS}
+        arguments = parse_json(read_text(folder / _ARGUMENTS))
+        found = {name: read_tensors(folder / f"{name}.safetensors")[0] for name in _TENSORS}
         if arguments["strategy"] != "ekfac":
             raise ValueError(f"its strategy is {arguments['strategy']!r}")
         if not found["lambda_matrix"] or any(part.keys() != found["lambda_matrix"].keys() for part in found.values()):
             raise ValueError("its files are about different layers")
+        if any(value.numel() != 1 or not value.item() >= 1 for value in found["num_lambda_processed"].values()):
+            raise ValueError("it does not say over how many examples it is")
         return found, bool(arguments["use_empirical_fisher"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"Cannot read kronfluence's factors from '{folder}': {error}. Give the folder of "
             "analyzer.factors_output_dir(name), after analyzer.fit_all_factors(name, ...) with strategy='ekfac'."

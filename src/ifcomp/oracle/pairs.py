@@ -15,6 +15,7 @@ from ifcomp.errors import StorageError
 from ifcomp.files import written_atomically
 from ifcomp.oracle.network import digest, inputs_of
 from ifcomp.progress import track
+from ifcomp.reading import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,10 @@ class PairFile:
         """
         self._path = Path(path)
         self._pairs: dict[tuple[str, int], Pair] = {}
-        lines = self._path.read_text().splitlines() if self._path.is_file() else []
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_lines(self._path), 1):
             try:
-                content: Any = json.loads(line)
-                content |= {name: math.nan for name, value in content.items() if value is None}
-                key, label = str(content.pop("key")), int(content.pop("label"))
-                self._pairs[key, label] = Pair(**content)
+                key, label, pair = _parsed(line)
+                self._pairs[key, label] = pair
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise StorageError(
                     f"Line {number} of '{path}' is not a result of hindsight training ({error!r}). Give another file, "
@@ -70,6 +68,28 @@ class PairFile:
         lines = [json.dumps({"key": key, "label": label, **asdict(pair)}) for (key, label), pair in self._pairs.items()]
         with written_atomically(self._path) as scratch:
             scratch.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_text(path).splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Cannot read results of hindsight training from '{path}' ({error}).") from error
+
+
+def _parsed(line: str) -> tuple[str, int, Pair]:
+    """The key, label and pair of a line; numbers that are null are NaN."""
+    content: Any = parse_json(line)
+    content |= {name: math.nan for name, value in content.items() if value is None}
+    key, label, pair = content.pop("key"), content.pop("label"), Pair(**content)
+    kinds: list[tuple[Any, Any]] = [(key, str), (label, int), (pair.iterations, int), (pair.converged, bool)]
+    kinds += [(getattr(pair, name), int | float) for name in ("log_probability", "log_base", "criterion", "gradient")]
+    wrong = [value for value, kind in kinds if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)]
+    if wrong or max(map(abs, (label, pair.iterations))) >= 2**63:
+        raise TypeError("an entry has the wrong type")
+    return key, label, pair
 
 
 def train_pairs(

@@ -8,9 +8,10 @@ import os
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from ifcomp.errors import DataError
+from ifcomp.images import open_image
 
 #: Longest side of a thumbnail in pixels; smaller images keep their size.
 LONGEST_SIDE = 128
@@ -46,10 +47,12 @@ def _as_image(source: Any) -> Image.Image:
         return source
     if isinstance(source, str | os.PathLike):
         try:
-            with Image.open(source) as opened:
+            with open_image(source) as opened:
                 opened.draft(opened.mode, (2 * LONGEST_SIDE, 2 * LONGEST_SIDE))
                 return ImageOps.exif_transpose(opened)
-        except (OSError, UnidentifiedImageError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
             raise DataError(f"Cannot show '{os.fspath(source)}' as an image: {error}.") from error
     return Image.fromarray(_as_bytes(_channels_last(np.asarray(source))))
 

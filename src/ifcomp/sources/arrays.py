@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ifcomp.errors import DataError, LabelError
-from ifcomp.sources.source import Batches, Source, SourceOptions, preview_of
+from ifcomp.reading import check_swelling, regular_file
+from ifcomp.sources.source import Batches, Source, SourceOptions, preview_of, readable
 
 if TYPE_CHECKING:
     from ifcomp.report import Preview
 
+_ARRAYS = ("x", "y", "classes")
 _HOW_TO_WRITE = "Write it with numpy.savez(file, x=inputs, y=labels)."
 
 
@@ -45,7 +47,7 @@ def npz(spec: str, path: str, options: SourceOptions) -> Source:
         )
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind != "U"):
         raise DataError(f"'classes' in '{path}' must be a list of strings, but is {classes.dtype}.")
-    return of_arrays(spec, x, y, options, None if classes is None else tuple(map(str, classes)))
+    return of_arrays(spec, x, y, options, None if classes is None else tuple(map(readable, classes)))
 
 
 def of_arrays(
@@ -107,18 +109,24 @@ def _as_inputs(x: NDArray[Any]) -> NDArray[Any]:
 
 def _read(path: str) -> dict[str, NDArray[Any]]:
     try:
+        with zipfile.ZipFile(regular_file(path)) as archive:
+            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+        if "x" not in sizes:
+            raise DataError(
+                f"'{path}' needs an array 'x' with the inputs, but has {', '.join(sizes) or 'none'}. {_HOW_TO_WRITE}"
+            )
+        wanted = [name for name in _ARRAYS if name in sizes]
+        check_swelling(path, sum(sizes[name] for name in wanted))
         with np.load(path, allow_pickle=False) as file:
-            if "x" not in file:
-                raise DataError(
-                    f"'{path}' needs an array 'x' with the inputs, but has {', '.join(file) or 'none'}. {_HOW_TO_WRITE}"
-                )
-            arrays = {name: file[name] for name in ("x", "y", "classes") if name in file}
-            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-                raise ValueError("an entry of the archive is no array")
-            return arrays
+            arrays = {name: file[name] for name in wanted}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("an entry of the archive is no array")
+        return arrays
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"There is no file '{path}'.") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except Exception as error:  # a damaged archive makes its readers raise nearly anything
         raise DataError(
             f"Cannot read '{path}' as an .npz file of plain arrays ({error}). Objects are never unpickled. "
             f"{_HOW_TO_WRITE}"

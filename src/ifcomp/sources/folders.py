@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-import warnings
+import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from ifcomp.errors import DataError, EmptyDataError
+from ifcomp.errors import DataError, EmptyDataError, MemoryLimitError
+from ifcomp.images import convert_image, open_image
+from ifcomp.memory import as_text, available
 from ifcomp.progress import track
 from ifcomp.sources.arrays import channel_shift
-from ifcomp.sources.source import Batches, Source, SourceOptions
+from ifcomp.sources.source import Batches, Source, SourceOptions, readable
 
 if TYPE_CHECKING:
     from ifcomp.report import Preview
 
-#: Formats that Pillow decodes itself; others may start programs.
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 
 #: Pixels with 8 bits a channel, which is what networks are fed with.
@@ -48,16 +48,22 @@ def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[s
         DataError: If links lead out of the folder, or an image cannot be used; the message says which.
     """
     root = Path(path)
-    if not root.is_dir():
-        raise DataError(f"There is no folder '{path}'." if not root.exists() else f"'{path}' is a file, not a folder.")
+    try:
+        is_folder = stat.S_ISDIR(root.stat().st_mode)
+    except (OSError, ValueError) as error:
+        raise DataError(f"There is no folder '{path}' that can be looked into ({error}).") from error
+    if not is_folder:
+        raise DataError(f"'{path}' is a file, not a folder.")
     found = _images(root)
-    subfolders = sorted({name.split("/")[0] for name in found if "/" in name})
+    shown = [readable(name) for name in found]
+    subfolders = sorted({name.split("/")[0] for name in shown if "/" in name})
     if subfolders and len(found) != sum("/" in name for name in found):
-        loose = next(name for name in found if "/" not in name)
+        loose = next(name for name in shown if "/" not in name)
         raise DataError(f"'{path}' has class subfolders, but '{loose}' is in none of them. Move it into one.")
     names = _class_names(path, subfolders, class_names) if subfolders else None
-    labels = None if names is None else torch.tensor([names.index(name.split("/")[0]) for name in found])
+    labels = None if names is None else torch.tensor([names.index(name.split("/")[0]) for name in shown])
     size = _common_size(root, found, options)
+    _check_memory(path, size, options)
     shift = channel_shift(options, (1 if options.grey else 3, *size), spec)
 
     def fetch(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
@@ -68,17 +74,17 @@ def folder(spec: str, path: str, options: SourceOptions, class_names: Sequence[s
     def previews(indices: Sequence[int]) -> list[Preview]:
         from ifcomp.report import Preview
 
-        return [Preview("image", _thumbnail(root / found[index]), found[index]) for index in indices]
+        return [Preview("image", _thumbnail(root / found[index]), shown[index]) for index in indices]
 
     batches = Batches(fetch, len(found), options.examples_at_once)
-    return Source(spec, batches, previews, labels, names, tuple(found))
+    return Source(spec, batches, previews, labels, names, tuple(shown))
 
 
 def _images(root: Path) -> list[str]:
     """Paths of the images within the folder, sorted, with slashes; hidden files and folders are left out."""
     home = root.resolve()
     found = []
-    for where, folders, files in os.walk(root):
+    for where, folders, files in os.walk(root, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
             if (Path(where) / name).is_symlink():
@@ -93,6 +99,10 @@ def _images(root: Path) -> list[str]:
     if not found:
         raise EmptyDataError(f"There are no images in '{root}': expected files such as {root / 'class-a' / '1.png'}.")
     return sorted(found, key=lambda name: name.split("/"))
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DataError(f"Cannot look into the folder '{error.filename}' ({error.strerror}).") from error
 
 
 def _class_names(path: str, subfolders: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
@@ -122,16 +132,19 @@ def _common_size(root: Path, names: Sequence[str], options: SourceOptions) -> tu
     return next(iter(sizes))
 
 
+def _check_memory(path: str, size: tuple[int, int], options: SourceOptions) -> None:
+    """Raise MemoryLimitError if one batch of images, as float32, is more than the machine has room for."""
+    needed, there = options.examples_at_once * size[0] * size[1] * 3 * 4, available(torch.device("cpu"))
+    if there is not None and needed > there:
+        raise MemoryLimitError(
+            f"A batch of {options.examples_at_once} images of '{path}', {size[1]}x{size[0]} pixels each, takes "
+            f"{as_text(needed)}, but there are only {as_text(there)}. Give --image-size or a smaller --batch-size."
+        )
+
+
 def _opened(path: Path) -> Image.Image:
     """An image of which only the head is read, if it is of a kind and size that can be used."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(path, formats=FORMATS)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"'{path}' is refused: it would take far too much memory ({error}).") from error
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"Cannot read '{path}' as an image ({error}). Formats are {', '.join(FORMATS)}.") from error
+    image = open_image(path)
     if image.mode not in MODES:
         image.close()
         raise DataError(
@@ -143,12 +156,7 @@ def _opened(path: Path) -> Image.Image:
 
 def _decoded(path: Path, mode: str) -> Image.Image:
     with _opened(path) as image:
-        try:
-            if "transparency" in image.info:
-                return image.convert("RGBA").convert(mode)
-            return image.convert(mode)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"Cannot decode '{path}' ({error}). Is the file damaged?") from error
+        return convert_image(image, mode, path)
 
 
 def _pixels(path: Path, options: SourceOptions) -> NDArray[np.uint8]:

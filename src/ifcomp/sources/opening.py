@@ -26,6 +26,8 @@ KINDS = "digits, npz:FILE, folder:DIR, parquet:FILE or package.module:factory"
 def kind_of(spec: str) -> str:
     """The kind of data that a name stands for, or SettingError."""
     kind, colon, rest = spec.partition(":")
+    if "\0" in spec:
+        raise SettingError(f"Data must be named as {KINDS}, but {spec!r} has a zero byte in it.")
     if spec == "digits" or (colon and rest and kind in ("npz", "folder", "parquet")):
         return kind
     if colon and kind not in OPTIONS and factories.is_factory(spec):

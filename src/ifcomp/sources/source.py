@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from ifcomp.report import Preview
 
 DEFAULT_BATCH_SIZE = 128
+LARGEST_BATCH = 2**31 - 1
+
+#: Side of a resized image in pixels.
+LARGEST_IMAGE = 2**14
 
 #: Values of a row that a preview shows at most.
 VALUES_SHOWN = 24
@@ -130,9 +135,18 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        for name, value in (("batch size", self.batch_size), ("image size", self.image_size)):
-            if value is not None and value < 1:
-                raise SettingError(f"The {name} must be at least 1, but is {value}.")
+        for name, value, most in (
+            ("batch size", self.batch_size, LARGEST_BATCH),
+            ("image size", self.image_size, LARGEST_IMAGE),
+        ):
+            if value is not None and not (_is_whole(value) and 1 <= value <= most):
+                raise SettingError(f"The {name} must be a whole number from 1 to {most:,}, but is {value!r}.")
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if numbers is not None and not (isinstance(numbers, tuple) and all(map(_is_finite, numbers))):
+                raise SettingError(f"--{name} takes finite numbers, but got {numbers!r}.")
+        texts = (self.label_column, *(self.feature_columns or ()))
+        if not (self.grey in (None, True, False) and all(text is None or isinstance(text, str) for text in texts)):
+            raise SettingError("Columns are named by text, and grey is either true or false.")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise SettingError(f"Every standard deviation must be above 0, but they are {_listed(self.std)}.")
 
@@ -168,6 +182,19 @@ def _is_image(shape: Sequence[int]) -> bool:
     if len(shape) == 3 and {shape[0], shape[-1]} & {1, 3}:
         return min(sorted(shape)[1:]) > 1
     return len(shape) == 2 and min(shape) > 3
+
+
+def readable(text: str) -> str:
+    """A name as it can be shown and written: what is no character, as in file names not in UTF-8, is an escape."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -10,11 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ifcomp.errors import DataError, EmptyDataError, LabelError
+from ifcomp.errors import DataError, EmptyDataError, IfcompError, LabelError
+from ifcomp.reading import check_swelling, regular_file
 from ifcomp.sources.arrays import of_arrays
 from ifcomp.sources.source import Source, SourceOptions
 
 DEFAULT_LABEL_COLUMN = "label"
+
+#: What a number takes while a table is turned into inputs.
+BYTES_A_VALUE = 8
 
 
 def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[str] | None = None) -> Source:
@@ -34,73 +38,92 @@ def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[
         DataError: If columns are missing, empty in places, or not numbers; the message lists them.
     """
     try:
-        table = pq.ParquetFile(path).read()
+        label_column, features = _choose(pq.read_schema(regular_file(path)), path, options)
+        names_of_labels = [] if label_column is None else [label_column]
+        with pq.ParquetFile(path, read_dictionary=names_of_labels) as file:  # text that repeats is kept once
+            table = _read(file, path, list(dict.fromkeys([*names_of_labels, *features])))
+        y, names = (None, None) if label_column is None else _labels(table, path, label_column, class_names)
+        x, columns = _features(table, path, features)
+    except IfcompError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"There is no file '{path}'.") from error
-    except (pa.ArrowException, OSError) as error:
+    except Exception as error:  # a damaged file makes its reader raise nearly anything
         raise DataError(f"Cannot read '{path}' as a Parquet file ({error}).") from error
-    if not table.num_rows:
-        raise EmptyDataError(f"'{path}' has no rows.")
-    label_column = _label_column(table, path, options)
-    features = options.feature_columns or tuple(name for name in table.column_names if name != label_column)
-    _check_columns(table, path, features)
-    y, names = (None, None) if label_column is None else _labels(table, path, label_column, class_names)
-    x, columns = _features(table, path, features)
     return of_arrays(spec, x, y, options, names, columns)
 
 
-def _label_column(table: pa.Table, path: str, options: SourceOptions) -> str | None:
-    if options.label_column is None:
-        return DEFAULT_LABEL_COLUMN if DEFAULT_LABEL_COLUMN in table.column_names else None
-    _check_columns(table, path, (options.label_column,))
-    return options.label_column
-
-
-def _check_columns(table: pa.Table, path: str, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in table.column_names]
+def _choose(schema: pa.Schema, path: str, options: SourceOptions) -> tuple[str | None, tuple[str, ...]]:
+    """The column of the labels, if there is one, and those of the features, by name and type alone."""
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise DataError(f"'{path}' has several columns of the name {_listed(twice)}. Rename them.")
+    label = options.label_column or (DEFAULT_LABEL_COLUMN if DEFAULT_LABEL_COLUMN in schema.names else None)
+    features = options.feature_columns or tuple(name for name in schema.names if name != label)
+    missing = [name for name in (*([] if label is None else [label]), *features) if name not in schema.names]
     if missing:
-        raise DataError(f"'{path}' has no column {_listed(missing)}. Its columns are {_listed(table.column_names)}.")
+        raise DataError(f"'{path}' has no column {_listed(missing)}. Its columns are {_listed(schema.names)}.")
+    if label is not None and not (_is_label(schema.field(label).type) or _is_number(schema.field(label).type)):
+        raise _wrong_labels(label, path, schema.field(label).type)
+    if not features:
+        raise DataError(f"'{path}' has no column with features. Its columns are {_listed(schema.names)}.")
+    wrong = [name for name in features if not _is_number(schema.field(name).type)]
+    if wrong and not (len(features) == 1 and _is_list(schema.field(wrong[0]).type)):
+        raise DataError(
+            f"Column {_listed(wrong)} of '{path}' is not numeric. Name the features with --feature-columns: "
+            "numeric columns, or one column of lists."
+        )
+    return label, features
+
+
+def _wrong_labels(name: str, path: str, kind: pa.DataType) -> LabelError:
+    return LabelError(f"Labels must be whole numbers or strings, but column '{name}' of '{path}' is {kind}.")
+
+
+def _read(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
+    """Some columns, once it is known that their values fit in memory, and that none is empty."""
+    if file.metadata.num_rows < 1:
+        raise EmptyDataError(f"'{path}' has no rows.")
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    wanted = [column for column in columns if column.path_in_schema.split(".")[0] in {n.split(".")[0] for n in names}]
+    check_swelling(path, sum(max(0, column.num_values) * BYTES_A_VALUE for column in wanted))
+    table = file.read(columns=names).select(names)
     empty = [name for name in names if table.column(name).null_count]
     if empty:
         raise DataError(f"Column {_listed(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
+    return table
 
 
 def _labels(
     table: pa.Table, path: str, name: str, class_names: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    _check_columns(table, path, (name,))
     column = table.column(name).combine_chunks()
-    if pa.types.is_dictionary(column.type):
+    if pa.types.is_dictionary(column.type) and pa.types.is_integer(column.type.value_type):
         column = column.cast(column.type.value_type)
     if pa.types.is_integer(column.type):
         return column.to_numpy(zero_copy_only=False).astype(np.int64), tuple(class_names) if class_names else None
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise LabelError(f"Labels must be whole numbers or strings, but column '{name}' of '{path}' is {column.type}.")
-    values = column.to_pylist()
-    names = tuple(class_names or sorted(set(values)))
-    unknown = sorted(set(values) - set(names))
+    if not _is_label(column.type):
+        raise _wrong_labels(name, path, column.type)
+    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    positions, values = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary.to_pylist()
+    used = {values[position] for position in np.unique(positions)}
+    names = tuple(class_names or sorted(used))
+    unknown = sorted(used - set(names))
     if unknown:
         raise LabelError(
             f"Column '{name}' of '{path}' has labels that are no classes of the fit: {_listed(unknown)}. "
             f"Its classes are {_listed(names)}."
         )
     numbers = {label: number for number, label in enumerate(names)}
-    return np.array([numbers[value] for value in values], np.int64), names
+    return np.array([numbers.get(value, -1) for value in values], np.int64)[positions], names
 
 
 def _features(table: pa.Table, path: str, names: Sequence[str]) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Inputs [N, F], and the names of the F values where they have any."""
-    if not names:
-        raise DataError(f"'{path}' has no column with features. Its columns are {_listed(table.column_names)}.")
     columns = [table.column(name).combine_chunks() for name in names]
     if len(names) == 1 and _is_list(columns[0].type):
         return _list_values(columns[0], path, names[0]), ()
-    wrong = [name for name, column in zip(names, columns, strict=True) if not _is_number(column.type)]
-    if wrong:
-        raise DataError(
-            f"Column {_listed(wrong)} of '{path}' is not numeric. Name the features with --feature-columns: "
-            "numeric columns, or one column of lists."
-        )
     values = [column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False) for column in columns]
     return np.stack(values, axis=1), tuple(names)
 
@@ -122,6 +145,11 @@ def _list_values(column: pa.Array, path: str, name: str) -> NDArray[Any]:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _is_label(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

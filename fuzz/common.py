@@ -1,0 +1,45 @@
+"""What the targets share: a small classifier, its data, and files as bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ifcomp import IFComp
+
+
+@cache
+def model() -> nn.Module:
+    """A classifier of [B, 4] with three classes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.Linear(5, 3)).eval()
+
+
+@cache
+def examples() -> tuple[torch.Tensor, torch.Tensor]:
+    """Six examples of it."""
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
+
+
+@cache
+def fitted() -> IFComp:
+    """A fit of it."""
+    return IFComp(model()).fit([examples()], progress=False)
+
+
+def file_bytes(write: Callable[[str], object], suffix: str = "") -> bytes:
+    """What a function writes to a path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"file{suffix}"
+        write(str(path))
+        return path.read_bytes()
+
+
+def blank() -> list[bytes]:
+    """Seeds of targets that read decisions from their bytes."""
+    return [bytes(64), bytes(range(128)), bytes(255 - value for value in range(128))]

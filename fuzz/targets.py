@@ -1,0 +1,45 @@
+"""What is fuzzed: each target takes bytes and a scratch folder, and may raise the library's own errors only."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz import data, fit_files, models, words
+from fuzz.common import blank
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that is fuzzed.
+
+    Attributes:
+        run: Takes the bytes and a folder to write in.
+        seeds: Bytes to start from.
+        inputs: How many a full run makes.
+        longest: Bytes of an input at most.
+    """
+
+    run: Callable[[bytes, Path], None]
+    seeds: Callable[[], Iterable[bytes]]
+    inputs: int
+    longest: int = 4096
+
+
+TARGETS: dict[str, Target] = {
+    "words": Target(words.words, blank, 60_000, 256),
+    "command": Target(words.command, blank, 1_500, 256),
+    "record": Target(fit_files.record, blank, 20_000, 512),
+    "pairs": Target(fit_files.pairs, blank, 15_000, 512),
+    "safetensors-header": Target(fit_files.header, blank, 20_000, 512),
+    "weights": Target(fit_files.weights, fit_files.weights_seeds, 20_000, 8192),
+    "factors": Target(fit_files.factors, fit_files.factors_seeds, 15_000, 8192),
+    "torch-pickle": Target(fit_files.torch_pickle, fit_files.pickle_seeds, 15_000, 2048),
+    "parquet": Target(data.parquet, data.parquet_seeds, 20_000, 16_384),
+    "folder": Target(data.folder_of_images, data.image_seeds, 15_000),
+    "npz": Target(data.npz, data.npz_seeds, 20_000),
+    "moments": Target(fit_files.moments, fit_files.moments_seeds, 5_000, 8192),
+    "factors-content": Target(fit_files.factors_content, blank, 4_000, 256),
+    "inventory": Target(models.inventory, blank, 4_000, 128),
+    "report": Target(words.report, blank, 500, 512),
+    "influence": Target(models.influence, blank, 1_000, 128),
+}

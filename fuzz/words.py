@@ -1,0 +1,140 @@
+"""Words of others: what the command line parses, and names that end up in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NoReturn
+from unittest.mock import patch
+
+from typer.testing import CliRunner
+
+from fuzz.common import examples, fitted, model
+from fuzz.drawing import Draw
+from ifcomp import IFComp
+from ifcomp.cli import options
+from ifcomp.cli.main import app
+from ifcomp.cli.models import read_weights
+from ifcomp.cli.output import visible
+from ifcomp.errors import ModelError
+from ifcomp.memory import as_bytes
+from ifcomp.report import Preview, build_report
+from ifcomp.sources import SourceOptions, open_source
+from ifcomp.sources.factories import is_factory
+from ifcomp.sources.opening import kind_of
+from ifcomp.tasks.mislabel import LabelAudit, audit_labels
+
+#: What a text may be taken for. Names of functions are recognised, but not called: that would run code by design.
+PARSERS: tuple[Callable[[str], object], ...] = (
+    options.damping,
+    as_bytes,
+    lambda text: SourceOptions(mean=options.numbers("--mean", text), std=options.numbers("--std", text)),
+    lambda text: IFComp(model(), layers=options.layers(text)).coverage,
+    lambda text: is_factory(text) or kind_of(text),
+    lambda text: is_factory(text) or open_source(text),
+    lambda text: open_source(f"npz:{text}"),
+    lambda text: open_source(f"parquet:{text}"),
+    lambda text: open_source(f"folder:none/{text}"),
+    read_weights,
+    lambda text: IFComp.load(text, model()),
+    lambda text: options.DataChoice(label_column=text, feature_columns=text, mean=text, std=text).parsed(),
+    lambda text: visible(text).encode("utf-8"),
+)
+
+
+def words(data: bytes, folder: Path) -> None:
+    """Everything that the command line parses: the first byte says what the rest is taken for."""
+    PARSERS[(data[0] if data else 0) % len(PARSERS)](data[1:].decode("utf-8", "surrogateescape"))
+
+
+#: Commands that end soon where there is no model, and options of any of them.
+COMMANDS = (
+    "fit",
+    "score",
+    "audit",
+    "ood",
+    "calibrate",
+    "predict",
+    "prune",
+    "report",
+    "estimate",
+    "--version",
+    "nothing",
+)
+OPTIONS = (
+    *("--damping", "--beta", "--max-memory", "--layers", "--mean", "--std", "--fraction", "--noise-rate", "--drop"),
+    *("--image-size", "--batch-size", "--grey", "--label-column", "--feature-columns", "--weights", "--model", "--out"),
+    *(
+        "--alpha",
+        "--probes",
+        "--json",
+        "--trust-run",
+        "--device",
+        "--top",
+        "--fisher",
+        "--sua",
+        "--reference",
+        "--help",
+    ),
+)
+PREFIXES = ("", "", "npz:", "parquet:", "folder:", "relative:", "digits", "net:build", "run.ifcomp", "0.5", "-1", "8GB")
+
+
+def command(data: bytes, folder: Path) -> None:
+    """A command line: it ends with a message and exit code 2, whatever is typed; no function of it is called."""
+    draw = Draw(data)
+    arguments = [draw.choice(COMMANDS)]
+    for _ in range(draw.number(0, 6)):
+        option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
+        arguments += [part for part in (option, text) if part]
+    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.sources.factories.make", _refuse):
+        result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    assert result.exit_code in (0, 2), result.output
+
+
+def _refuse(spec: str, *_: object) -> NoReturn:
+    raise ModelError(f"'{spec}' is not called here.")
+
+
+class _Elements(HTMLParser):
+    """Tags with the names of their attributes, in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, [name for name, _ in attrs]))
+
+
+def report(data: bytes, folder: Path) -> None:
+    """A page with hostile names keeps the elements of one with harmless names."""
+    draw = Draw(data)
+    assert _page(tuple(draw.text() for _ in range(6)), folder) == _harmless(folder)
+
+
+@cache
+def _harmless(folder: Path) -> list[tuple[str, list[str]]]:
+    return _page(("a", "b", "c", "d", "e", "f"), folder)
+
+
+def _page(names: tuple[str, ...], folder: Path) -> list[tuple[str, list[str]]]:
+    path = build_report(
+        folder / "report.html",
+        title=names[0],
+        audit=_audit(),
+        previews={0: Preview("text", names[1], names[2]), 1: Preview("row", {names[3]: names[1]}, names[0])},
+        class_names=[names[4], names[5], names[1]],
+        provenance={f"k{names[3]}": names[2]},
+    )
+    return _Elements(path.read_text(encoding="utf-8")).found
+
+
+@cache
+def _audit() -> LabelAudit:
+    return audit_labels(fitted().score([examples()], progress=False))

@@ -1,0 +1,544 @@
+"""Whatever a file holds, reading it gives the library's own error: no code runs, nothing hangs, memory is bounded."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hostile_files as hostile
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load, save
+from torch import nn
+
+from experiments import runs as training
+from experiments.reproduce import record as results
+from ifcomp import IFComp
+from ifcomp.baselines.swag import WeightMoments
+from ifcomp.cli.models import _fill, read_weights
+from ifcomp.cli.runs import read_record
+from ifcomp.errors import DataError, IfcompError, MemoryLimitError, ModelError, SettingError, StorageError
+from ifcomp.integrations.kronfluence import factors_from_kronfluence
+from ifcomp.memory import as_bytes
+from ifcomp.oracle.pairs import PairFile
+from ifcomp.report.images import thumbnail
+from ifcomp.sources import SourceOptions, open_source
+
+#: Memory that refusing a file may take.
+ALLOWED = 150 * 2**20
+
+
+@cache
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3)).eval()
+
+
+@cache
+def fitted() -> IFComp:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    return IFComp(network()).fit([(x, torch.arange(8) % 3)], progress=False)
+
+
+def read_folder(path: Path) -> None:
+    list(open_source(f"folder:{path.parent}").batches())
+
+
+def read_weights_into_a_model(path: Path) -> None:
+    _fill(nn.Sequential(nn.Linear(4, 3)), read_weights(str(path)), "a:b", str(path))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads files: how it is called, how its files are called, and what it raises."""
+
+    read: Callable[[Path], object]
+    name: str
+    error: type[IfcompError]
+
+
+READERS = {
+    "factors": Reader(lambda path: IFComp.load(path, network()), "run.ifcomp", StorageError),
+    "safetensors": Reader(read_weights_into_a_model, "net.safetensors", ModelError),
+    "torch": Reader(read_weights_into_a_model, "net.pt", ModelError),
+    "npz": Reader(lambda path: open_source(f"npz:{path}"), "data.npz", DataError),
+    "parquet": Reader(lambda path: open_source(f"parquet:{path}"), "data.parquet", DataError),
+    "image": Reader(read_folder, "images/1.png", DataError),
+    "thumbnail": Reader(thumbnail, "1.png", DataError),
+    "moments": Reader(WeightMoments.load, "moments.safetensors", StorageError),
+    "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
+    "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
+    "training": Reader(training._read, "state.safetensors", StorageError),
+    "results": Reader(lambda path: results.read(path.parent), f"study/{results.FILE}", StorageError),
+    "kronfluence": Reader(
+        lambda path: factors_from_kronfluence(path.parent, network(), num_classes=3),
+        "ekfac/factor_arguments.json",
+        StorageError,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_hang() -> Iterator[None]:
+    """A reader that waits for ever ends the tests instead."""
+    faulthandler.dump_traceback_later(600, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def written(tmp_path: Path, reader: str, content: bytes | None) -> Path:
+    path = tmp_path / READERS[reader].name
+    path.parent.mkdir(exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    return path
+
+
+def refusal(reader: str, path: Path, words: str | None = None) -> str:
+    """What a reader says of a file that it refuses without taking much memory."""
+    before = peak_memory(reset=True)
+    with pytest.raises(READERS[reader].error, match=words) as caught:
+        READERS[reader].read(path)
+    assert peak_memory() - before < ALLOWED
+    return str(caught.value)
+
+
+def peak_memory(reset: bool = False) -> int:
+    """The most memory that this process has had, since the last reset; 0 where the system does not tell."""
+    if reset:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return 1024 * int(found[1]) if found else 0
+
+
+# What is no file -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_folders_are_refused(reader: str, tmp_path: Path) -> None:
+    path = written(tmp_path, reader, None)
+    path.mkdir()
+    refusal(reader, path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_pipes_are_refused_without_waiting_for_a_writer(reader: str, tmp_path: Path) -> None:
+    path = written(tmp_path, reader, None)
+    os.mkfifo(path)
+    assert "pipe" in refusal(reader, path)
+
+
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"image"}))
+def test_devices_are_refused_without_reading_for_ever(reader: str, tmp_path: Path) -> None:
+    path = written(tmp_path, reader, None)
+    path.symlink_to("/dev/zero")
+    assert "device" in refusal(reader, path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_sockets_are_refused(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, reader, None)
+    monkeypatch.chdir(path.parent)  # names of sockets must be short
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind(path.name)
+        refusal(reader, path)
+
+
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"pairs"}))
+def test_empty_files_are_refused(reader: str, tmp_path: Path) -> None:
+    refusal(reader, written(tmp_path, reader, b""))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_files_without_permission_are_refused(reader: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("private")
+    path = written(folder, reader, b"secret")
+    path.chmod(0)
+    root = os.geteuid() == 0
+    if root:  # who may read everything; nobody else may look into pytest's folders
+        opened = [place for place in path.parents if place.is_relative_to(tmp_path_factory.getbasetemp().parent)]
+        modes = {place: place.stat().st_mode for place in opened}
+        for place in opened:
+            place.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        said = refusal(reader, path)
+    finally:
+        if root:
+            os.seteuid(0)
+            for place, mode in modes.items():
+                place.chmod(mode)
+    assert re.search("[Pp]ermission", said)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content", [b"\x00" * 64, b"[" * 100_000, b"\xff\xfe" * 50, b"{}", b'{"schema": 1}'])
+def test_other_content_is_refused(reader: str, content: bytes, tmp_path: Path) -> None:
+    refusal(reader, written(tmp_path, reader, content))
+
+
+@pytest.mark.parametrize("depth", [60, 900, 100_000])
+def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
+    entries = {"model": '"a:b"', "weights": "null", "data": '"digits"', "class_names": "null", "examples": "3"}
+    for options in ("{}", f'{{"mean": {"[" * depth}1{"]" * depth}}}'):
+        text = ", ".join(f'"{name}": {value}' for name, value in (entries | {"options": options}).items())
+        path = written(tmp_path, "record", f'{{"schema": 1, "version": "0", {text}}}'.encode())
+        if options == "{}":
+            READERS["record"].read(path)
+    refusal("record", path, "nested too deeply")
+
+
+@pytest.mark.parametrize("reader", ["record", "pairs", "kronfluence", "results"])
+def test_text_of_gigabytes_is_refused(reader: str, tmp_path: Path) -> None:
+    path = written(tmp_path, reader, b"")
+    os.truncate(path, 2**32)  # takes no room on the disk
+    refusal(reader, path, "more than the")
+
+
+# Pickles -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ["pickle", "zip", "legacy", "tar", "nested"])
+def test_no_pickle_is_executed(reader: str, kind: str, tmp_path: Path) -> None:
+    mark = tmp_path / "exploded"
+    trap = hostile.Trap(mark)
+    content = {
+        "pickle": lambda: pickle.dumps(trap),
+        "zip": lambda: hostile.saved({"weight": trap}),
+        "legacy": lambda: hostile.saved({"weight": trap}, _use_new_zipfile_serialization=False),
+        "tar": lambda: hostile.torch_tar(trap),
+        "nested": lambda: hostile.saved({"state_dict": {"0.weight": torch.ones(3, 4), "0.bias": [trap]}}),
+    }[kind]()
+    refusal(reader, written(tmp_path, reader, content))
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(trap))  # noqa: S301  (the trap works)
+    assert mark.exists()
+
+
+def test_objects_in_arrays_and_tables_are_not_unpickled(tmp_path: Path) -> None:
+    mark = tmp_path / "exploded"
+    traps = np.array([[hostile.Trap(mark)]], object)
+    assert "never unpickled" in refusal("npz", written(tmp_path, "npz", hostile.arrays(x=traps)))
+    kind = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(traps[0, 0])}
+    schema = pa.schema([pa.field("a", pa.binary(), metadata=kind)])
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table([[pickle.dumps(traps[0, 0])]], schema=schema), path)
+    refusal("parquet", path, "not numeric")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.",  # 64 GB of zeros
+        b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.",
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",  # protocol 4
+        b"\x80\x02(X\x04\x00\x00\x00trueiposix\nsystem\n.",  # an older instruction to call
+        b"\x80\x02.",
+        b"\x80\x02]q\x00K\x01K\x02u.",
+        b"",
+    ],
+)
+def test_programs_that_do_more_than_rebuild_tensors_are_refused(program: bytes, tmp_path: Path) -> None:
+    refusal("torch", written(tmp_path, "torch", hostile.torch_zip(program)))
+
+
+# Bombs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_archives_that_swell_are_refused(tmp_path: Path) -> None:
+    array = hostile.npy((hostile.BOMB // 4, 4), content=bytes(hostile.BOMB))
+    bomb = hostile.npz(x=array)
+    assert len(bomb) < hostile.BOMB / 100
+    refusal("npz", written(tmp_path, "npz", bomb), "would swell to")
+    refusal("npz", written(tmp_path, "npz", hostile.with_sizes(bomb, 1000)))  # a directory that plays it down
+    del array
+    refusal("torch", written(tmp_path, "torch", hostile.deflated_weights()), "compressed")
+
+
+@pytest.mark.parametrize("shape", [(2**62, 1), (2**40, 3), (2**31, 2**31), (-1, 4)])
+def test_arrays_that_claim_more_than_they_hold_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    refusal("npz", written(tmp_path, "npz", hostile.npz(x=hostile.npy(shape, content=b"1234"))))
+
+
+def test_tables_that_swell_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"a": pa.array(np.zeros(50_000_000, np.float32))}), path)
+    assert path.stat().st_size < 10**6
+    refusal("parquet", path, "would swell to")
+
+
+def test_long_labels_are_kept_once(tmp_path: Path) -> None:
+    path, rows = tmp_path / "data.parquet", 20_000
+    labels = pa.DictionaryArray.from_arrays(pa.array([0, 1] * (rows // 2), pa.int32()), ["a" * 50_000, "b" * 50_000])
+    table = pa.table({"label": labels, "x": np.arange(rows, dtype=np.float32)})
+    pq.write_table(table, path, store_schema=False)
+    before = peak_memory(reset=True)
+    source = open_source(f"parquet:{path}")
+    assert peak_memory() - before < ALLOWED < rows * 50_000
+    assert source.labels is not None
+    assert source.labels[:3].tolist() == [0, 1, 0]
+
+
+def test_what_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ifcomp.reading.available", lambda device: 1000)
+    x = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    refusal("npz", written(tmp_path, "npz", hostile.arrays(x=x)), "only 1.0 kB of memory")
+    monkeypatch.setattr("ifcomp.sources.folders.available", lambda device: 10**6)
+    Image.new("RGB", (40, 40)).save(written(tmp_path, "image", b""))
+    with pytest.raises(MemoryLimitError, match="--image-size or a smaller --batch-size"):
+        open_source(f"folder:{tmp_path / 'images'}")
+    assert len(open_source(f"folder:{tmp_path / 'images'}", SourceOptions(batch_size=2))) == 1
+
+
+@pytest.mark.parametrize("reader", ["image", "thumbnail"])
+@pytest.mark.parametrize("size", [(60_000, 60_000), (10_000, 10_000), (2**31 - 1, 2**31 - 1), (0, 5)])
+def test_images_that_claim_too_much_are_refused(reader: str, size: tuple[int, int], tmp_path: Path) -> None:
+    refusal(reader, written(tmp_path, reader, hostile.png(*size)))
+
+
+@pytest.mark.parametrize("reader", ["image", "thumbnail"])
+@pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "bmp", "webp", "tiff", "ppm"])
+def test_truncated_images_are_refused(reader: str, kind: str, tmp_path: Path) -> None:
+    path = written(tmp_path, reader, None)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)).save(path, kind)
+    whole = path.read_bytes()
+    READERS[reader].read(path)
+    for share in (0.01, 0.3, 0.8):
+        path.write_bytes(whole[: int(share * len(whole))])
+        refusal(reader, path)
+
+
+def test_postscript_which_starts_a_program_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "thumbnail", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
+    refusal("thumbnail", path, "Formats are PNG")
+
+
+# Headers that lie ----------------------------------------------------------------------------------------------------
+
+WEIGHT = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
+BIAS = {"dtype": "F32", "shape": [3], "data_offsets": [48, 60]}
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    return {"0.weight": {**WEIGHT, **changes}, "0.bias": BIAS}
+
+
+LIES: dict[str, bytes] = {
+    "overlap": hostile.safetensors({"0.weight": WEIGHT, "0.bias": {**BIAS, "data_offsets": [40, 52]}}, bytes(60)),
+    "same bytes twice": hostile.safetensors({"0.weight": WEIGHT, "0.copy": WEIGHT}, bytes(48)),
+    "hole": hostile.safetensors({"0.weight": WEIGHT, "0.bias": {**BIAS, "data_offsets": [52, 64]}}, bytes(64)),
+    "gigabytes": hostile.safetensors(header(shape=[2**30, 4], data_offsets=[0, 2**34]), bytes(60)),
+    "more elements than numbers go": hostile.safetensors(header(shape=[2**62, 2**62]), bytes(60)),
+    "length beyond the file": hostile.safetensors(header(), bytes(60), length=10**6),
+    "length of exabytes": hostile.safetensors(header(), bytes(60), length=2**64 - 1),
+    "no length": b"\x10",
+    "unknown type": hostile.safetensors(header(dtype="Q99"), bytes(60)),
+    "type of another size": hostile.safetensors(header(dtype="F64"), bytes(60)),
+    "shape that does not match": hostile.safetensors(header(shape=[3, 5]), bytes(60)),
+    "negative shape": hostile.safetensors(header(shape=[-3, -4]), bytes(60)),
+    "backward offsets": hostile.safetensors(header(data_offsets=[48, 0]), bytes(60)),
+    "missing bytes": hostile.safetensors(header(), bytes(59)),
+    "more bytes": hostile.safetensors(header(), bytes(61)),
+    "duplicate keys": hostile.safetensors(
+        b'{"0.weight":%s,"0.weight":%s}' % ((json.dumps(WEIGHT).encode(),) * 2), bytes(60)
+    ),
+    "metadata of another type": hostile.safetensors({"__metadata__": {"ifcomp": 3}, **header()}, bytes(60)),
+    "metadata that is a list": hostile.safetensors({"__metadata__": [], **header()}, bytes(60)),
+    "nesting": hostile.safetensors(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+    "whole numbers for weights": hostile.safetensors(header(dtype="I32"), bytes(60)),
+    "a path for a name": hostile.safetensors({"../../0.weight": WEIGHT, "/0.bias": BIAS}, bytes(60)),
+}
+
+
+@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments"])
+@pytest.mark.parametrize("lie", LIES)
+def test_headers_that_lie_are_refused(reader: str, lie: str, tmp_path: Path) -> None:
+    refusal(reader, written(tmp_path, reader, LIES[lie]))
+    assert [path.name for path in tmp_path.iterdir()] == [READERS[reader].name]
+
+
+def test_the_header_without_lies_is_read(tmp_path: Path) -> None:
+    read_weights_into_a_model(written(tmp_path, "safetensors", hostile.safetensors(header(), bytes(60))))
+
+
+# Content that lies ---------------------------------------------------------------------------------------------------
+
+
+def damaged_fit(tmp_path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> Path:
+    path = tmp_path / "run.ifcomp"
+    fitted().save(path)
+    content = path.read_bytes()
+    metadata = json.loads(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]["ifcomp"])
+    tensors = load(content)
+    change(metadata, tensors)
+    path.write_bytes(save(tensors, {"ifcomp": json.dumps(metadata).replace('"@deep"', "[" * 9000 + "]" * 9000)}))
+    return path
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] = {
+    "types of 8 bits": lambda m, t: t.update({"0/second_moments": t["0/second_moments"].to(torch.float8_e5m2)}),
+    "types of 64 bits": lambda m, t: t.update({name: value.double() for name, value in t.items()}),
+    "complex numbers": lambda m, t: t.update({"0/basis.inputs": t["0/basis.inputs"].to(torch.complex64)}),
+    "long eigenvectors": lambda m, t: t["0/basis.inputs"].mul_(1e30),
+    "short eigenvectors": lambda m, t: t["0/basis.outputs"].zero_(),
+    "flat eigenvectors": lambda m, t: t.update({"0/basis.inputs": torch.ones(5)}),
+    "infinite eigenvectors": lambda m, t: t["0/basis.inputs"].fill_(torch.inf),
+    "negative second moments": lambda m, t: t["0/second_moments"].neg_(),
+    "a count beyond numbers": lambda m, t: m.update(count=1e400),
+    "a count of 10**30": lambda m, t: m.update(count=10**30),
+    "a count that is true": lambda m, t: m.update(count=True),
+    "a count in words": lambda m, t: m.update(count="8"),
+    "blocks that are one word": lambda m, t: m.update(blocks="0"),
+    "a block that is a list": lambda m, t: m.update(blocks=[["0"]]),
+    "a fingerprint in pairs": lambda m, t: m.update(fingerprint=[[1, 2], ["a", "b"]]),
+    "a version that is a list": lambda m, t: m.update(version=[]),
+    "nested metadata": lambda m, t: m.update(options="@deep"),
+    "a schema that is a list": lambda m, t: m.update(schema=[1]),
+    "a path for a block": lambda m, t: m.update(blocks=["../../0"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_fits_that_cannot_be_are_refused(damage: str, tmp_path: Path) -> None:
+    refusal("factors", damaged_fit(tmp_path, DAMAGE[damage]))
+
+
+def test_a_fit_that_was_not_damaged_is_read(tmp_path: Path) -> None:
+    IFComp.load(damaged_fit(tmp_path, lambda m, t: None), network())
+
+
+MOMENTS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "negative": lambda t: t["variance/0.bias"].sub_(1),
+    "not numbers": lambda t: t["mean/0.bias"].fill_(torch.nan),
+    "missing": lambda t: t.pop("variance/0.bias"),
+    "another type": lambda t: t.update({"mean/0.bias": torch.zeros(3, dtype=torch.int32)}),
+}
+
+
+@pytest.mark.parametrize("damage", MOMENTS)
+def test_moments_that_cannot_be_are_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "moments.safetensors"
+    WeightMoments().collect(network()).save(path)
+    WeightMoments.load(path).check(network())
+    tensors = load(path.read_bytes())
+    MOMENTS[damage](tensors)
+    path.write_bytes(save(tensors, {"ifcomp.swag": '{"count": 1}'}))
+    refusal("moments", path)
+    path.write_bytes(save(load(path.read_bytes()), {"ifcomp.swag": '{"count": -1}'}))
+    refusal("moments", path)
+
+
+def test_weights_of_another_kind_are_not_filled_in_silently(tmp_path: Path) -> None:
+    for weight in (torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, dtype=torch.complex64)):
+        path = written(tmp_path, "safetensors", save({"0.weight": weight, "0.bias": torch.ones(3)}))
+        refusal("safetensors", path, r"of another type: 0.weight torch\.")
+    for weight in (torch.empty(3, 4, device="meta"), torch.ones(3, 4).to_sparse()):
+        path = written(tmp_path, "torch", hostile.saved({"0.weight": weight, "0.bias": torch.ones(3)}))
+        refusal("torch", path)
+
+
+def test_tensors_that_repeat_one_number_a_trillion_times_are_refused(tmp_path: Path) -> None:
+    weight = torch.ones(1).as_strided((10**6, 10**6), (0, 0))
+    path = written(tmp_path, "torch", hostile.saved({"0.weight": weight, "0.bias": torch.ones(3)}))
+    refusal("torch", path, "of another shape")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"key": "k", "label": "one"}',
+        '{"key": "k", "label": 1e400, "log_probability": 0, "log_base": 0, "iterations": 1, "converged": true, '
+        '"criterion": 0, "gradient": 0}',
+        '{"key": "k", "label": 1, "log_probability": "x", "log_base": 0, "iterations": 1, "converged": true, '
+        '"criterion": 0, "gradient": 0}',
+    ],
+)
+def test_results_of_the_wrong_type_are_refused(line: str, tmp_path: Path) -> None:
+    refusal("pairs", written(tmp_path, "pairs", line.encode()), "Line 1")
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~\0", "\ud800", "x" * 10_000])
+@pytest.mark.parametrize("kind", ["npz", "parquet", "folder"])
+def test_names_that_no_file_can_have_are_refused(kind: str, name: str) -> None:
+    with pytest.raises((DataError, SettingError)):
+        open_source(f"{kind}:{name}")
+    with pytest.raises(ModelError):
+        read_weights(name)
+    with pytest.raises(StorageError):
+        IFComp.load(name, network())
+
+
+def test_names_of_classes_that_are_no_text_can_be_shown(tmp_path: Path) -> None:
+    classes = np.array(["\ud800", "b"])
+    source = open_source(f"npz:{written(tmp_path, 'npz', hostile.arrays(x=np.ones((2, 3)), classes=classes))}")
+    assert source.class_names == ("\\ud800", "b")
+    folder = os.path.join(os.fsencode(tmp_path / "images"), b"\xff\xfe")
+    os.makedirs(folder)
+    Image.new("RGB", (4, 4)).save(os.path.join(os.fsdecode(folder), "1.png"))
+    found = open_source(f"folder:{tmp_path / 'images'}")
+    assert (found.class_names, found.names) == (("\\udcff\\udcfe",), ("\\udcff\\udcfe/1.png",))
+    assert len(list(found.batches())) == 1
+
+
+def test_class_folders_that_cannot_be_looked_into_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
+    assert len(open_source(f"folder:{tmp_path}")) == 2
+    look = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"/b'.*Permission denied"):
+        open_source(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "GB", "9" * 5000, "1.5e3GB", "nan", "-1", "1" + "0" * 40])
+def test_sizes_beyond_numbers_are_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="max_memory"):
+        as_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mean": (float("nan"),)},
+        {"std": (float("inf"),)},
+        {"mean": "abc"},
+        {"batch_size": 1.5},
+        {"batch_size": True},
+        {"image_size": 10**6},
+        {"label_column": 3},
+        {"grey": "yes"},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingError):
+        SourceOptions(**given)
