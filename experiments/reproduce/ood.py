@@ -1,7 +1,8 @@
 """Inputs from elsewhere: AUROC of parametric complexity beside the detectors of pytorch-ood (the paper's table of OOD).
 
-Beta and damping are chosen on strangers that are made from validation images or from nothing (`strangers`), so no
-image of a reported data set is looked at before the report. The detectors have their package's parameters, as given.
+Beta and damping are chosen together on inputs that share no source with a reported data set: another real data set, and
+`strangers` that are made from validation images or from nothing. The detectors have their package's parameters, as
+given.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from experiments.training import evaluate
 from ifcomp import IFComp, Relative
 from ifcomp.baselines.ood import OOD_BASELINES, ood_scores
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
-from ifcomp.tuning import OOD_BETAS, fit_grid
+from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ifcomp.curvature.factors import Damping
 
-#: Test sets with this prefix are `strangers` made from test images.
+#: Sets with this prefix are `strangers`, made from images of the network's own kind.
 MADE = "made-"
 #: The paper's names of detectors, where pytorch-ood has others.
 PAPER_NAMES = {"MaxLogit": "MLS", "RMD": "RMDS", "ViM": "VIM"}
@@ -49,8 +50,9 @@ class Settings:
         far: Test sets that do not.
         also: More test sets, reported beside them.
         images: Of each test set.
-        tuning: Kinds of strangers to tune on.
-        tuning_images: Of each kind.
+        tuning_near: Sets to tune on that look like the training data.
+        tuning_far: Sets to tune on that do not.
+        tuning_images: Of each of them.
         fit_examples: Of the training data, for curvature and detectors; None takes all.
         betas: To choose from.
         dampings: To choose from, relative to a layer's mean; 0 is none.
@@ -65,7 +67,8 @@ class Settings:
     far: tuple[str, ...]
     also: tuple[str, ...]
     images: int
-    tuning: tuple[str, ...]
+    tuning_near: tuple[str, ...]
+    tuning_far: tuple[str, ...]
     tuning_images: int
     fit_examples: int | None
     betas: tuple[float, ...]
@@ -80,18 +83,25 @@ class Settings:
         """All of them."""
         return (*self.near, *self.far, *self.also)
 
+    @property
+    def tuning_sets(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.tuning_near, *self.tuning_far)
 
+
+_BETAS = (0.001, 0.1, 0.2, 0.3, 0.45, 0.66, 1.0, 1.5, 2.0)
 _DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 0.1)
 _MNIST = Settings(
     Subject("mnist", "lenet", QUICK, 5000),
     near=("notmnist", "fashion-mnist"),
     far=("cifar10", "tinyimagenet"),
-    also=("kmnist",),
+    also=(),
     images=3000,
-    tuning=tuple(strangers.KINDS),
-    tuning_images=400,
+    tuning_near=("kmnist",),
+    tuning_far=("made-noise", "made-clouds"),
+    tuning_images=1000,
     fit_examples=20000,
-    betas=OOD_BETAS,
+    betas=_BETAS,
     dampings=_DAMPINGS,
     paper_beta=2.0,
     paper_damping=1e-30,
@@ -103,9 +113,9 @@ PRESETS = {
         subject=Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200),
         near=("made-patches",),
         far=("made-inverted", "made-clouds"),
-        also=(),
         images=100,
-        tuning=("halves", "noise"),
+        tuning_near=("made-halves",),
+        tuning_far=("made-noise",),
         tuning_images=50,
         fit_examples=150,
         betas=(0.66, 1.0),
@@ -118,8 +128,9 @@ PRESETS = {
         subject=Subject("cifar10", "resnet20", None, 2000),
         near=("tinyimagenet",),
         far=("mnist", "fashion-mnist", "notmnist"),
-        also=(),
         images=1000,
+        tuning_near=("made-halves", "made-patches"),
+        tuning_far=("kmnist", "made-noise", "made-clouds"),
         tuning_images=100,
         fit_examples=5000,
         betas=(0.001, 0.5, 1.0),
@@ -131,9 +142,9 @@ PRESETS = {
         subject=Subject("cifar10", "resnet18", PAPER, 5000),
         near=("tinyimagenet",),
         far=("mnist", "fashion-mnist", "notmnist"),
-        also=(),
         images=10000,
-        tuning_images=1000,
+        tuning_near=("made-halves", "made-patches"),
+        tuning_far=("kmnist", "made-noise", "made-clouds"),
         fit_examples=None,
         paper_beta=0.001,
         paper_damping=1e-12,
@@ -143,16 +154,15 @@ PRESETS = {
 
 def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
     own = settings.subject.data
-    others = ((name, "test") for name in settings.test_sets if not name.startswith(MADE))
-    return (own, "train"), (own, "test"), *others
+    sets = (*settings.test_sets, *settings.tuning_sets)
+    return (own, "train"), (own, "test"), *((name, "test") for name in sets if not name.startswith(MADE))
 
 
-def _test_set(settings: Settings, name: str, test: Dataset) -> Dataset:
-    """Images of a test set as the network takes them; ``test`` is the network's own test data."""
-    own = sample(test, settings.images, settings.seed)
+def _images(settings: Settings, name: str, own: Dataset) -> Dataset:
+    """As many images as ``own`` has, as the network takes them: of a data set, or made from ``own``."""
     if name.startswith(MADE):
-        return strangers.make(name.removeprefix(MADE), own, settings.seed + 1)
-    data = settings.subject.fitted_to(sample(load(name), settings.images, settings.seed))
+        return strangers.make(name.removeprefix(MADE), own, settings.seed)
+    data = settings.subject.fitted_to(sample(load(name), len(own), settings.seed))
     return replace(data, labels=None)
 
 
@@ -162,8 +172,8 @@ def _loaders(settings: Settings) -> tuple[Any, dict[str, Any]]:
     subject = settings.subject
     known, _, test = subject.parts()
     known = sample(known, settings.fit_examples or len(known), settings.seed)
-    sets = {"in": sample(test, settings.images, settings.seed)}
-    sets |= {name: _test_set(settings, name, test) for name in settings.test_sets}
+    own = sample(test, settings.images, settings.seed)
+    sets = {"in": own} | {name: _images(settings, name, own) for name in settings.test_sets}
     return subject.batches(known), {name: subject.inputs(data) for name, data in sets.items()}
 
 
@@ -185,25 +195,28 @@ def _network(settings: Settings, _: Results) -> dict[str, float]:
 
 
 def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
-    """AUROC of strangers against validation images, for every beta and damping."""
+    """AUROC against validation images for every beta and damping; the mean over near and far sets chooses."""
     subject = settings.subject
     known, validation, _ = subject.parts()
     known = sample(known, settings.fit_examples or len(known), settings.seed)
     own = sample(validation, 2 * settings.tuning_images, settings.seed)
     half = torch.arange(len(own)) % 2 == 0
     inside, base = own.take(half.nonzero()[:, 0], "even"), own.take((~half).nonzero()[:, 0], "odd")
-    outside = {kind: strangers.make(kind, base, settings.seed) for kind in settings.tuning}
+    outside = {name: _images(settings, name, base) for name in settings.tuning_sets}
     rows = []
     for ifc in fit_grid(subject.network(), settings.betas, subject.batches(known)):
         for multiple in settings.dampings:
             score = partial(_complexity, ifc, damping=Relative(multiple))
             known_scores = score(subject.inputs(inside))
             aurocs = {
-                kind: ood_metrics(known_scores, score(subject.inputs(data))).auroc for kind, data in outside.items()
+                name: ood_metrics(known_scores, score(subject.inputs(data))).auroc for name, data in outside.items()
             }
-            mean = float(np.mean(list(aurocs.values())))
-            rows.append({"beta": ifc.beta, "damping": multiple, "mean": mean, "auroc": aurocs})
-    best = max(rows, key=lambda row: row["mean"])
+            near, far = (
+                float(np.mean([aurocs[name] for name in names]))
+                for names in (settings.tuning_near, settings.tuning_far)
+            )
+            rows.append({"beta": ifc.beta, "damping": multiple, "near": near, "far": far, "auroc": aurocs})
+    best = max(rows, key=lambda row: row["near"] + row["far"])
     return {"beta": best["beta"], "damping": best["damping"], "grid": rows}
 
 
@@ -277,8 +290,9 @@ def table(record: Record) -> str:
     words = (
         f"AUROC in percent, {settings['images']:,} images a set; near: {', '.join(settings['near'])}; far: "
         f"{', '.join(settings['far'])}. Network: {settings['subject']['model']}, test accuracy "
-        f"{100 * record.results['network']['test_accuracy']:.2f} %. Tuned on {', '.join(settings['tuning'])} made from "
-        f"validation images: beta {tuned['beta']:g}, damping {tuned['damping']:g} times the mean. Detectors have the "
+        f"{100 * record.results['network']['test_accuracy']:.2f} %. Tuned on validation images "
+        f"against {', '.join(settings['tuning_near'])} (near) and {', '.join(settings['tuning_far'])} (far), which are "
+        f"not reported on: beta {tuned['beta']:g}, damping {tuned['damping']:g} times the mean. Detectors have the "
         "parameters of pytorch-ood, not tuned. The paper's far sets also have textures and places.\n\n"
     )
     return words + markdown(["method", *columns, "paper, near / far"], rows)
