@@ -290,9 +290,10 @@ def table(record: Record) -> str:
         f"{settings['images']} images ({settings['subject']['data']}, {settings['subject']['model']}). Tuned on "
         f"validation images, clean and with {', '.join(HELD_OUT)}, by NLL: IF-COMP beta {tuned[IFCOMP]['beta']:g}, "
         f"alpha {tuned[IFCOMP]['alpha']:g}; with the argmax kept beta {tuned[KEPT]['beta']:g}, alpha "
-        f"{tuned[KEPT]['alpha']:g}; temperature of SWA {1 / tuned['inverse_temperature']['SWA']:.2f}. With so few "
-        "images, a perfectly calibrated model has an ECE of a few hundredths too. The paper: CIFAR-10-C, "
-        "ResNet-18, severities 1 to 5.\n\n"
+        f"{tuned[KEPT]['alpha']:g}; temperature of SWA {1 / tuned['inverse_temperature']['SWA']:.2f}. The ensemble "
+        f"has {settings['members']} members; SWAG-D and dropout draw {settings['samples']} samples. With so few "
+        "images, a perfectly calibrated model has an ECE of a few hundredths too. The paper: CIFAR-10-C, ResNet-18, "
+        "severities 1 to 5.\n\n"
     )
     header = ["method", *(f"severity {s}" for s in severities), "accuracy, least / most severe", "paper, 1 to 5"]
     return words + markdown(header, rows)

@@ -156,7 +156,7 @@ def draw(record: Record, figure: Figure) -> None:
 def claims(record: Record) -> list[Claim]:
     """What the figure is said to show."""
     epochs = _epochs(record)
-    first, last = epochs[min(epochs)], epochs[max(epochs)]
+    last, peak = epochs[max(epochs)], max(epochs, key=lambda epoch: epochs[epoch]["error"])
     betas = sorted(last["complexity"], key=float)
     cold, one = last["complexity"][betas[0]], last["complexity"]["1.0"]
     worst = min(row["sum"] - row["error"] for row in epochs.values())
@@ -165,8 +165,8 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             "error finds wrong labels early in training, and loses them as they are memorised",
             f"{100 * 0.890:.1f} at epoch 5, {100 * end['error']:.1f} at the end",
-            f"{100 * first['error']:.1f} at epoch {min(epochs)}, {100 * last['error']:.1f} at the end",
-            first["error"] > last["error"],
+            f"{100 * epochs[peak]['error']:.1f} at epoch {peak}, {100 * last['error']:.1f} at the end",
+            epochs[peak]["error"] > last["error"],
         ),
         Claim(
             f"at the end, parametric complexity at beta {betas[0]} tells wrong labels better than at beta 1",

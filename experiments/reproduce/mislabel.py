@@ -236,7 +236,7 @@ def draw(record: Record, figure: Figure) -> None:
                 axes.plot(_paper(kind, method), place, "kx", markersize=6)
         axes.plot([], [], "kx", label="paper, CIFAR-10")
         axes.set(xlabel="mislabel AUROC (%), larger is better", title=kind, xlim=(35, 101))
-        axes.legend(loc="lower right", fontsize=7)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8)
     panels[0].set_yticks(places, METHODS)
 
 

@@ -192,22 +192,30 @@ def draw(record: Record, figure: Figure) -> None:
     axes.legend(loc="lower left")
 
 
+def _compared(record: Record, first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    """By how much the first mean is larger, and the standard error of that."""
+    runs = len(record.settings["seeds"])
+    return first[0] - second[0], float(np.hypot(first[1], second[1]) / np.sqrt(max(runs - 1, 1)))
+
+
 def claims(record: Record) -> list[Claim]:
-    """IF-COMP beside methods that need more, and beside chance."""
+    """IF-COMP beside methods that need more, and beside chance; within one standard error nothing is said."""
     found, made = summary(record), []
     for fraction in record.settings["fractions"]:
         if not all(fraction in found[method] for method in METHODS):
             continue
-        ours, others = found["IF-COMP"][fraction][0], ("EL2N", "GraNd", "TracIn")
-        best = max(others, key=lambda method: found[method][fraction][0])
-        spread = max(found[method][fraction][1] for method in METHODS)
-        text = f"{ours:.2f}; {best} {found[best][fraction][0]:.2f}; random {found['random'][fraction][0]:.2f}"
-        published = [PAPER_NUMBERS[name].get(fraction) for name in ("IF-COMP", best, "random")]
-        paper = "{:.2f}; {} {:.2f}; random {:.2f}".format(published[0], best, *published[1:]) if published[0] else ""
+        rows = {method: found[method][fraction] for method in METHODS}
+        best = max(("EL2N", "GraNd", "TracIn"), key=lambda method: rows[method][0])
+        names = ("IF-COMP", best, "random")
+        ours = "; ".join(f"{name} {rows[name][0]:.2f} ± {rows[name][1]:.2f}" for name in names)
+        published = {name: PAPER_NUMBERS[name].get(fraction) for name in names}
+        paper = "; ".join(f"{name} {value:.2f}" for name, value in published.items()) if all(published.values()) else ""
         what = f"{record.settings['subject']['data']}, {100 * fraction:g} % pruned: IF-COMP"
-        similar = ours >= found[best][fraction][0] - 2 * spread
-        made.append(Claim(f"{what} is similar to methods that need checkpoints", paper, text, similar))
-        made.append(Claim(f"{what} is better than random", paper, text, ours > found["random"][fraction][0]))
+        lead, error = _compared(record, rows["IF-COMP"], rows[best])
+        made.append(Claim(f"{what} is similar to methods that need checkpoints", paper, ours, lead > -2 * error))
+        lead, error = _compared(record, rows["IF-COMP"], rows["random"])
+        better = None if abs(lead) <= error else lead > 0
+        made.append(Claim(f"{what} is better than random", paper, ours, better))
     return made
 
 

@@ -51,10 +51,10 @@ PRESETS = {
         Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=16), 200, 150), ("digits",), 1, 10, 0.02, 32
     ),
     "mnist": Settings(
-        Subject("mnist", "lenet", replace(QUICK, epochs=10, batch_size=32), 5000, 1000),
+        Subject("mnist", "lenet", replace(QUICK, epochs=10, batch_size=32), 5000, 500),
         ("mnist", "fashion-mnist"),
-        1,
-        40,
+        2,
+        100,
         0.02,
         64,
     ),

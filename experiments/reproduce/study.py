@@ -43,7 +43,7 @@ class Record:
         preset: Name of its settings.
         settings: As JSON.
         results: By step.
-        steps: By step: seconds, and which of the runs made it.
+        steps: By step: seconds by the clock and of the processor, and which of the runs made it.
         runs: When, with what command, software and hardware.
     """
 

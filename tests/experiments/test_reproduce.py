@@ -106,6 +106,25 @@ def test_table_plot_and_claims_come_from_json_alone(tmp_path: Path) -> None:
     assert "| it is 21 | 21 | 21 | [toy, digits](toy/digits/table.md) | yes |" in claims
 
 
+def test_times_are_summed(tmp_path: Path) -> None:
+    study, other = make_study([]), replace(make_study([]), name="other")
+    for one, seconds in ((study, 60), (other, 120)):
+        folder = tmp_path / one.name / "digits"
+        run(one, "digits", folder)
+        content = json.loads((folder / FILE).read_text())
+        content["steps"]["first"] |= {"seconds": seconds, "processor_seconds": seconds / 2}
+        content["steps"]["second"] |= {"seconds": 0, "processor_seconds": 0}
+        (folder / FILE).write_text(json.dumps(content))
+    claims = write_claims({"toy": study, "other": other}, tmp_path).read_text()
+    assert "| toy | digits | 1.0 | 0.5 |" in claims
+    assert "| **all** | digits | 3.0 | 1.5 |" in claims
+    del content["steps"]["first"]["processor_seconds"]
+    (folder / FILE).write_text(json.dumps(content))
+    claims = write_claims({"toy": study, "other": other}, tmp_path).read_text()
+    assert "| other | digits | 2.0 | 2.0 |" in claims
+    assert "| **all** | digits | 3.0 | 2.5 |" in claims
+
+
 def test_damaged_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Run without --plot-only first"):
         read(tmp_path)

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from experiments import reproduce
 from experiments.reproduce import ood
 from experiments.reproduce.record import read
 from experiments.reproduce.study import Record
+from ifcomp import IFComp, Relative
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +35,42 @@ def test_digits(record: Record) -> None:
 
 def test_the_best_of_the_grid_is_chosen(record: Record) -> None:
     tuned = record.results["tuning"]
-    means = [np.mean(list(row["auroc"].values())) for row in tuned["grid"]]
-    best = tuned["grid"][int(np.argmax(means))]
-    assert (tuned["beta"], tuned["damping"]) == (best["beta"], best["damping"])
-    assert record.results["ifcomp"][ood.IFCOMP]["beta"] == tuned["beta"]
-    assert len(means) == 4
+    assert len(tuned["grid"]) == 2 * 2 * 3
+    for name, plain in ((ood.IFCOMP, True), (ood.CAPPED, False)):
+        rows = [row for row in tuned["grid"] if (row["alpha"] is None) == plain]
+        best = max(row["auroc"]["made-halves"] + row["auroc"]["made-noise"] for row in rows)
+        assert tuned[name]["near"] + tuned[name]["far"] == best
+        assert record.results["ifcomp"][name]["beta"] == tuned[name]["beta"]
+        assert record.results["ifcomp"][name]["alpha"] == tuned[name]["alpha"]
+
+
+def test_complexity_is_the_librarys_unless_capped() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 3), torch.randn(8, 5)
+    ifc = IFComp(model, 0.7, fisher="exact").fit([x])
+    probability, gain = ood._hindsight(ifc, [(x,)], Relative(0.01))
+    wanted = ifc.parametric_complexity(x, damping=Relative(0.01))
+    assert ood.complexity(probability, gain, 8, None) == pytest.approx(wanted.numpy(), rel=1e-9)
+    hindsight = np.minimum(probability.numpy() * (1 + 2 * ifc.influence(x, damping=Relative(0.01)).numpy() / 8), 1)
+    assert (hindsight == 1).any()
+    assert (hindsight < 1).any()
+    assert ood.complexity(probability, gain, 8, 2.0) == pytest.approx(np.log(hindsight.sum(1)), rel=1e-9)
 
 
 def test_nothing_is_tuned_on_what_is_reported() -> None:
     for settings in ood.PRESETS.values():
-        reported = {name.removeprefix(ood.MADE) for name in settings.test_sets}
-        assert not reported & set(settings.tuning)
-        assert settings.subject.data not in reported
+        assert not set(settings.test_sets) & set(settings.tuning_sets)
+        assert settings.subject.data not in settings.test_sets + settings.tuning_sets
+        assert settings.tuning_near
+        assert settings.tuning_far
 
 
 def test_claims_compare_with_the_best_other(record: Record) -> None:
     found = ood.summary(record)
     near = max(values["near"] for name, values in found.items() if not name.startswith("IF-COMP"))
-    assert ood.claims(record)[0].holds == (found[ood.IFCOMP]["near"] > near)
-    assert f"{near:.2f}" in ood.claims(record)[0].ours
+    for claim, name in zip(ood.claims(record)[:2], (ood.IFCOMP, ood.CAPPED), strict=True):
+        assert claim.holds == (found[name]["near"] > near)
+        assert f"{near:.2f}" in claim.ours
 
 
 def test_the_papers_numbers_are_beside_ours(record: Record) -> None:
