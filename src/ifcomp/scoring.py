@@ -180,8 +180,11 @@ def score_frame(
         parts[:] = [_joined(parts)] if parts else []
         return parts[0] if parts else {}
 
-    if saved := work.enter(ROWS, joined):
-        parts.append({name: saved[name] for name in DESCRIPTIONS if name in saved})
+    saved = work.enter(
+        ROWS, lambda: {f"{place:03}/{name}": value for place, (name, value) in enumerate(joined().items())}
+    )
+    if saved:
+        parts.append({key.split("/", 1)[1]: saved[key] for key in sorted(saved)})  # columns in their order
     with evaluation.session.attached():
         for piece, expected in expected_influences(evaluation, batches, options.probes):
             columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
