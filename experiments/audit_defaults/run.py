@@ -203,7 +203,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     torch.set_num_threads(1)
-    units = {f"{kind} {seed}": partial(unit, kind, seed) for seed in SETTINGS["seeds"] for kind in NOISE}
+    units = {f"{kind} {seed}": partial(unit, kind, seed) for seed in SETTINGS["seeds"] for kind in reversed(NOISE)}
     results = continue_run(folder / "audit.json", SETTINGS, units)
     (folder / "audit.md").write_text(page(results))
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-#: In `label_complexity` alpha is such that ``alpha/n E[IF]`` has this mean over the training data. Label audits gain
-#: over the plain loss for anything from 0.1 to 1 (experiments/audit_defaults/results).
+#: In `label_complexity` alpha is such that ``alpha/n E[IF]`` has this mean over the training data. A larger one
+#: gains more where wrong labels are memorised, and costs a little on symmetric noise that is not
+#: (experiments/audit_defaults/results).
 TYPICAL_DOUBT = 0.5
 
 

@@ -21,9 +21,9 @@ from ifcomp.errors import SettingError
 from ifcomp.scores import DESCRIPTIONS, ScoreTable, write_csv, write_parquet
 from ifcomp.tasks.metrics import checked_scores
 
-#: What to fit, score and sort with for an audit. At every stage of training and for both kinds of noise that we tried
-#: these find wrong labels at least as well as the plain loss. Stochastic complexity itself does not where asymmetric
-#: noise is not memorised yet, with any damping (experiments/audit_defaults/results).
+#: What to fit, score and sort with for an audit. Beside the plain loss these gain 2.6 to 4.6 points of AUROC, but
+#: for symmetric noise that is not memorised yet, where both are within 0.2. Stochastic complexity itself loses up to
+#: 13 points where asymmetric noise is not memorised yet (experiments/audit_defaults/results).
 AUDIT_BETA = 1.0
 AUDIT_DAMPING = Relative(1.0)
 AUDIT_COLUMN = "label_complexity"
