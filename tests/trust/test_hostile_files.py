@@ -273,7 +273,7 @@ def test_archives_that_swell_are_refused(tmp_path: Path) -> None:
     refusal("torch", written(tmp_path, "torch", hostile.deflated_weights()), "compressed")
 
 
-@pytest.mark.parametrize("shape", [(2**62, 1), (2**40, 3), (2**31, 2**31), (-1, 4)])
+@pytest.mark.parametrize("shape", [(2**62, 1), (2**40, 3), (2**31, 2**31), (-1, 4), (0, 2**62), (2**62, 0)])
 def test_arrays_that_claim_more_than_they_hold_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     refusal("npz", written(tmp_path, "npz", hostile.npz(x=hostile.npy(shape, content=b"1234"))))
 
@@ -283,6 +283,20 @@ def test_tables_that_swell_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": pa.array(np.zeros(50_000_000, np.float32))}), path)
     assert path.stat().st_size < 10**6
     refusal("parquet", path, "would swell to")
+
+
+def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
+    path, rows, length = tmp_path / "data.parquet", 800_000, 100
+    values = pa.array(np.zeros(rows * length, np.float32))
+    pq.write_table(pa.table({"a": pa.FixedSizeListArray.from_arrays(values, length)}), path)
+    del values
+    assert path.stat().st_size < 10**6
+    refusal("parquet", path, "would swell to")
+
+
+def test_metadata_of_columns_that_would_end_the_process_are_not_looked_at() -> None:
+    """Fuzzing found this file: pyarrow 26 aborts when it is asked for the metadata of its second column."""
+    refusal("parquet", Path(__file__).with_name("wrong_histogram.parquet"), "histogram")
 
 
 def test_long_labels_are_kept_once(tmp_path: Path) -> None:
@@ -408,6 +422,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] =
     "a count in words": lambda m, t: m.update(count="8"),
     "blocks that are one word": lambda m, t: m.update(blocks="0"),
     "a block that is a list": lambda m, t: m.update(blocks=[["0"]]),
+    "a block that is a number": lambda m, t: m.update(blocks=[0]),
     "a fingerprint in pairs": lambda m, t: m.update(fingerprint=[[1, 2], ["a", "b"]]),
     "a version that is a list": lambda m, t: m.update(version=[]),
     "nested metadata": lambda m, t: m.update(options="@deep"),
