@@ -27,11 +27,19 @@ from torch import nn
 
 from experiments import runs as training
 from experiments.reproduce import record as results
-from ifcomp import IFComp
+from ifcomp import IFComp, checkpoints
 from ifcomp.baselines.swag import WeightMoments
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.runs import read_record
-from ifcomp.errors import DataError, IfcompError, MemoryLimitError, ModelError, SettingError, StorageError
+from ifcomp.errors import (
+    CheckpointError,
+    DataError,
+    IfcompError,
+    MemoryLimitError,
+    ModelError,
+    SettingError,
+    StorageError,
+)
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
@@ -82,6 +90,7 @@ READERS = {
     "moments": Reader(WeightMoments.load, "moments.safetensors", StorageError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
+    "checkpoint": Reader(lambda path: checkpoints._read(path, {}), "run.partial", CheckpointError),
     "training": Reader(training._read, "state.safetensors", StorageError),
     "results": Reader(lambda path: results.read(path.parent), f"study/{results.FILE}", StorageError),
     "kronfluence": Reader(
@@ -382,7 +391,7 @@ LIES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments"])
+@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments", "checkpoint"])
 @pytest.mark.parametrize("lie", LIES)
 def test_headers_that_lie_are_refused(reader: str, lie: str, tmp_path: Path) -> None:
     refusal(reader, written(tmp_path, reader, LIES[lie]))

@@ -34,7 +34,7 @@ def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotang
     """
     with torch.inference_mode(False), torch.enable_grad():
         owned = dict(model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
-        found = _gradients(model, {name: owned[name].detach() for name in names}, batch, cotangents)
+        found = _gradients(model, {name: owned[name] for name in names}, batch, cotangents)
     return {name: gradient.detach().reshape(*cotangents.shape[:2], -1) for name, gradient in found.items()}
 
 
