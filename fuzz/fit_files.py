@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
-from ifcomp import IFComp
+from ifcomp import IFComp, checkpoints
 from ifcomp.baselines.swag import WeightMoments
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.opened import _stored_options
@@ -166,6 +166,19 @@ def moments(data: bytes, folder: Path) -> None:
 def moments_seeds() -> list[bytes]:
     """A file of weight moments, and decisions."""
     return [b"\xff" + bytes(64), b"\x00" + _moments_file()]
+
+
+def checkpoint(data: bytes, folder: Path) -> None:
+    """What is left of unfinished work: the first byte says whether only its content is wrong."""
+    path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
+    key = {"beta": 1.0, "stages": ["first", "second"]}
+    if data[:1] >= b"\x40":
+        metadata = {"schema": 1, "stage": "first", "position": 3, "digest": "d", "key": key}
+        for _ in range(draw.number(0, 2)):
+            metadata = draw.damaged(metadata)
+        content = save(_damaged(draw, {"own/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
+    path.write_bytes(content)
+    checkpoints._read(path, key)
 
 
 def record(data: bytes, folder: Path) -> None:

@@ -28,6 +28,7 @@ class Target:
 TARGETS: dict[str, Target] = {
     "words": Target(words.words, blank, 60_000, 256),
     "command": Target(words.command, blank, 1_500, 256),
+    "checkpoint": Target(fit_files.checkpoint, blank, 10_000, 512),
     "record": Target(fit_files.record, blank, 20_000, 512),
     "pairs": Target(fit_files.pairs, blank, 15_000, 512),
     "safetensors-header": Target(fit_files.header, blank, 20_000, 512),

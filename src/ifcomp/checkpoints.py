@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from ifcomp.batches import Batch
 from ifcomp.distributed import broadcast, gather, ranks
 from ifcomp.errors import CheckpointError, SettingError, StorageError
 from ifcomp.files import check_room, locked, remove_leftovers, written_atomically
+from ifcomp.reading import parse_json, read_tensors
 
 SCHEMA = 1
 _KEY = "ifcomp-checkpoint"
@@ -288,16 +289,18 @@ def _read(path: Path, key: Mapping[str, Any]) -> _Found | None:
     Raises:
         CheckpointError: If it is damaged or that of other work; says what differs.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {})[_KEY])
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (not a dict)
+        mapped, metadata = read_tensors(path)
+        tensors = {name: value.clone() for name, value in mapped.items()}
+        content = parse_json(metadata[_KEY])
         if content["schema"] != SCHEMA or content["stage"] not in content["key"]["stages"]:
             raise ValueError("another version of ifcomp wrote it")
-        stored, now = dict(content["key"]), (content["stage"], int(content["position"]), str(content["digest"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        stored, now = content["key"], (content["stage"], content["position"], content["digest"])
+        if not (isinstance(now[1], int) and 0 <= now[1] < 2**63 and isinstance(now[2], str)):
+            raise TypeError("an entry has the wrong type")
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"Cannot go on from '{path}': it is damaged, or not a checkpoint ({error!r}). Delete it to start anew."
         ) from error

@@ -119,7 +119,7 @@ def _acquire(lock: Path, target: Path) -> int:
     while True:
         try:
             handle = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o666)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise _unwritable(target, error) from error
         try:
             if fcntl is not None:

@@ -175,6 +175,8 @@ def _metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a block is {name!r}")
     moments, inputs, outputs = (tensors.get(f"{name}/{part}") for part in _PARTS)
     if moments is None:
         raise KeyError(f"{name}/{_PARTS[0]}")

@@ -27,11 +27,19 @@ from torch import nn
 
 from experiments import runs as training
 from experiments.reproduce import record as results
-from ifcomp import IFComp
+from ifcomp import IFComp, checkpoints
 from ifcomp.baselines.swag import WeightMoments
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.runs import read_record
-from ifcomp.errors import DataError, IfcompError, MemoryLimitError, ModelError, SettingError, StorageError
+from ifcomp.errors import (
+    CheckpointError,
+    DataError,
+    IfcompError,
+    MemoryLimitError,
+    ModelError,
+    SettingError,
+    StorageError,
+)
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
@@ -82,6 +90,7 @@ READERS = {
     "moments": Reader(WeightMoments.load, "moments.safetensors", StorageError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
+    "checkpoint": Reader(lambda path: checkpoints._read(path, {}), "run.partial", CheckpointError),
     "training": Reader(training._read, "state.safetensors", StorageError),
     "results": Reader(lambda path: results.read(path.parent), f"study/{results.FILE}", StorageError),
     "kronfluence": Reader(
@@ -273,7 +282,7 @@ def test_archives_that_swell_are_refused(tmp_path: Path) -> None:
     refusal("torch", written(tmp_path, "torch", hostile.deflated_weights()), "compressed")
 
 
-@pytest.mark.parametrize("shape", [(2**62, 1), (2**40, 3), (2**31, 2**31), (-1, 4)])
+@pytest.mark.parametrize("shape", [(2**62, 1), (2**40, 3), (2**31, 2**31), (-1, 4), (0, 2**62), (2**62, 0)])
 def test_arrays_that_claim_more_than_they_hold_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     refusal("npz", written(tmp_path, "npz", hostile.npz(x=hostile.npy(shape, content=b"1234"))))
 
@@ -283,6 +292,20 @@ def test_tables_that_swell_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": pa.array(np.zeros(50_000_000, np.float32))}), path)
     assert path.stat().st_size < 10**6
     refusal("parquet", path, "would swell to")
+
+
+def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
+    path, rows, length = tmp_path / "data.parquet", 800_000, 100
+    values = pa.array(np.zeros(rows * length, np.float32))
+    pq.write_table(pa.table({"a": pa.FixedSizeListArray.from_arrays(values, length)}), path)
+    del values
+    assert path.stat().st_size < 10**6
+    refusal("parquet", path, "would swell to")
+
+
+def test_metadata_of_columns_that_would_end_the_process_are_not_looked_at() -> None:
+    """Fuzzing found this file: pyarrow 26 aborts when it is asked for the metadata of its second column."""
+    refusal("parquet", Path(__file__).with_name("wrong_histogram.parquet"), "histogram")
 
 
 def test_long_labels_are_kept_once(tmp_path: Path) -> None:
@@ -368,7 +391,7 @@ LIES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments"])
+@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments", "checkpoint"])
 @pytest.mark.parametrize("lie", LIES)
 def test_headers_that_lie_are_refused(reader: str, lie: str, tmp_path: Path) -> None:
     refusal(reader, written(tmp_path, reader, LIES[lie]))
@@ -408,6 +431,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] =
     "a count in words": lambda m, t: m.update(count="8"),
     "blocks that are one word": lambda m, t: m.update(blocks="0"),
     "a block that is a list": lambda m, t: m.update(blocks=[["0"]]),
+    "a block that is a number": lambda m, t: m.update(blocks=[0]),
     "a fingerprint in pairs": lambda m, t: m.update(fingerprint=[[1, 2], ["a", "b"]]),
     "a version that is a list": lambda m, t: m.update(version=[]),
     "nested metadata": lambda m, t: m.update(options="@deep"),

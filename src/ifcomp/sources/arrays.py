@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ifcomp.errors import DataError, LabelError
+from ifcomp.errors import DataError, EmptyDataError, LabelError
 from ifcomp.reading import check_swelling, regular_file
 from ifcomp.sources.source import Batches, Source, SourceOptions, preview_of, readable
 
@@ -41,6 +41,8 @@ def npz(spec: str, path: str, options: SourceOptions) -> Source:
     x, y, classes = arrays["x"], arrays.get("y"), arrays.get("classes")
     if x.ndim < 2 or x.dtype.kind not in "fiub":
         raise DataError(f"'x' in '{path}' must be numbers [N, ...], but is {x.dtype} of shape {list(x.shape)}.")
+    if not x.size:
+        raise EmptyDataError(f"'x' in '{path}' has no values: its shape is {list(x.shape)}.")
     if y is not None and (y.dtype.kind not in "iu" or y.shape != (len(x),)):
         raise LabelError(
             f"'y' in '{path}' must be integers of shape [{len(x)}], but is {y.dtype} of shape {list(y.shape)}."

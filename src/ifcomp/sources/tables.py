@@ -20,6 +20,9 @@ DEFAULT_LABEL_COLUMN = "label"
 #: What a number takes while a table is turned into inputs.
 BYTES_A_VALUE = 8
 
+#: Rows that are read before their size is looked at.
+ROWS_AT_ONCE = 4096
+
 
 def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[str] | None = None) -> Source:
     """Rows of a Parquet file.
@@ -81,14 +84,22 @@ def _wrong_labels(name: str, path: str, kind: pa.DataType) -> LabelError:
 
 
 def _read(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
-    """Some columns, once it is known that their values fit in memory, and that none is empty."""
-    if file.metadata.num_rows < 1:
+    """Some columns, once it is known that their values fit in memory, and that none is empty.
+
+    The metadata of columns would tell how many values there are, but pyarrow ends the process if they are damaged. So a
+    column of numbers is taken to have one a row, and lists are read some rows at a time, for as long as all of them are
+    going to fit.
+    """
+    rows = file.metadata.num_rows
+    if rows < 1:
         raise EmptyDataError(f"'{path}' has no rows.")
-    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    wanted = [column for column in columns if column.path_in_schema.split(".")[0] in {n.split(".")[0] for n in names}]
-    check_swelling(path, sum(max(0, column.num_values) * BYTES_A_VALUE for column in wanted))
-    table = file.read(columns=names).select(names)
+    check_swelling(path, rows * len(names) * BYTES_A_VALUE)
+    batches, seen, size = [], 0, 0
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
+        batches.append(batch)
+        seen, size = seen + batch.num_rows, size + batch.nbytes
+        check_swelling(path, size * max(rows, seen) // max(1, seen))
+    table = pa.Table.from_batches(batches).select(names).unify_dictionaries()
     empty = [name for name in names if table.column(name).null_count]
     if empty:
         raise DataError(f"Column {_listed(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
