@@ -25,13 +25,15 @@ from ifcomp.baselines.confident import in_sample_probabilities, label_suspicion
 from ifcomp.baselines.gradients import grand, tracin
 from ifcomp.baselines.losses import el2n, loss_scores
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_DAMPING
+from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IFCOMP, AS_PAPER = "IF-COMP, beta 1", "IF-COMP, beta 0.001"
+#: What the library's label audits sort by.
+AUDIT = "label complexity, beta 1"
 #: The sum that the paper's figure of components suggests: its complexity is divided by the number of parameters.
 MIXED = "error at beta 1 + scaled complexity at beta 0.001"
 PAPER_BETA = 0.001
@@ -43,6 +45,7 @@ METHODS = (
     "Self-IF",
     IFCOMP,
     AS_PAPER,
+    AUDIT,
     MIXED,
     "loss",
     "margin",
@@ -153,6 +156,7 @@ def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy) -> dict
         "Self-IF": audit.column("influence"),
         IFCOMP: audit.column("stochastic_complexity"),
         AS_PAPER: paper.column("stochastic_complexity"),
+        AUDIT: audit.column(AUDIT_COLUMN),
         MIXED: audit.column("error") + paper.column("parametric_complexity") / parameters,
     }
 
@@ -212,7 +216,8 @@ def table(record: Record) -> str:
         f"AUROC in percent of wrong labels among the training examples ({settings['subject']['data']}, "
         f"{settings['subject']['model']}). {memorised}. The paper's numbers are for CIFAR-10 and ResNet-18, stopped "
         "early. EL2N and GraNd come from short runs of other seeds, TracIn from checkpoints; all others from the one "
-        "network. IF-COMP at beta 1 is the sum with the library's audit damping, at beta 0.001 the paper's damping.\n\n"
+        "network. IF-COMP at beta 1 is the sum with the library's audit damping, at beta 0.001 the paper's damping; "
+        "label complexity, by which the library's audits sort, is that among it and the most likely other.\n\n"
     )
     return words + markdown(["method", *header], rows)
 
@@ -253,7 +258,7 @@ def claims(record: Record) -> list[Claim]:
                 "TracIn, EL2N, GraNd and Self-IF",
                 f"{published:.1f} (CIFAR-10, early)" if stage == "early" and published else "no number",
                 f"{found[IFCOMP]:.1f} (beta 1), {found[AS_PAPER]:.1f} (beta 0.001); best other: {rival} "
-                f"{found[rival]:.1f}; plain loss: {found['loss']:.1f}",
+                f"{found[rival]:.1f}; plain loss: {found['loss']:.1f}; label complexity: {found[AUDIT]:.1f}",
                 found[IFCOMP] > found[rival],
             )
         )

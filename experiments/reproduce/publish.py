@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
+from matplotlib import cycler, rc_context
+from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
 from experiments.reproduce.record import FILE, read, unfinished
@@ -13,6 +14,8 @@ from experiments.reproduce.study import PRESET_NAMES, Record, Study
 from ifcomp.files import written_atomically
 
 CLAIMS_FILE = "claims.md"
+#: More than the usual ten: some plots have more methods.
+_COLOURS = cycler(color=[*TABLEAU_COLORS.values(), "black", "gold"])
 _ANSWERS = {True: "yes", False: "no", None: "cannot say"}
 
 
@@ -23,7 +26,8 @@ def publish(study: Study, record: Record, folder: Path) -> dict[str, str]:
         with written_atomically(folder / name) as scratch:
             scratch.write_text(text)
     figure = Figure(figsize=(8, 5), layout="constrained")
-    study.draw(record, figure)
+    with rc_context({"axes.prop_cycle": _COLOURS}):
+        study.draw(record, figure)
     for suffix in ("png", "svg"):
         with rc_context({"svg.hashsalt": study.name}), written_atomically(folder / f"figure.{suffix}") as scratch:
             figure.savefig(scratch, format=suffix, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
