@@ -59,9 +59,9 @@ def data() -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def fit(path: Path, every: float = 0.0, batches: Any = None) -> list[IFComp]:
+def fit(path: Path, every: float = 0.0, batches: Any = None, model: Network | None = None) -> list[IFComp]:
     """Two fits together: of the outputs of linear layers and of the embedding there are four more matrices."""
-    model = network()
+    model = network() if model is None else model
     predictors = [IFComp(model, 0.7, label_samples=2), IFComp(model, 1.0, fisher="exact")]
     with Checkpoint(path, every) as checkpoint:
         fit_together(predictors, data() if batches is None else batches, checkpoint=checkpoint)
@@ -461,9 +461,10 @@ def test_the_handler_of_others_is_left_alone(tmp_path: Path) -> None:
 
 def test_checkpoints_work_in_threads(tmp_path: Path) -> None:
     expected, found = bits(fit(tmp_path / "main")), {}
+    models = [network() for _ in range(3)]  # their weights come from the generator that all threads share
 
     def work(number: int) -> None:
-        found[number] = bits(fit(tmp_path / f"thread{number}"))
+        found[number] = bits(fit(tmp_path / f"thread{number}", model=models[number]))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:

@@ -574,6 +574,7 @@ def test_columns_are_those_that_can_be_known(labelled: bool, probes: int | None)
     columns += ["parametric_complexity", "surprise"]
     if labelled:
         columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
+        columns += ["label_complexity"]
         columns += [] if probes else ["influence", "regret"]
         columns += ["stochastic_complexity"]
     assert list(table(labelled, probes).frame.columns) == columns

@@ -77,19 +77,26 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
     """What the second pass holds for a piece: a recording, the inputs of some examples as they are unfolded and
     rotated, and slabs of gradients, one more for each basis that is applied to them.
     """
-    held = [0]
-    for block in session.kronecker:
-        positions = footprint.positions.get(block.name, 0)
-        if not isinstance(block, KroneckerBlock) or not positions:
-            continue
-        plan = plan_rotation(block, positions, cotangents)
-        columns = (
-            block.groups * block.columns * positions * (min(plan.unfolded, examples) if positions > 1 else examples)
-        )
-        slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
-        slabs = 1 + (not plan.inputs_first) + (not plan.outputs_first) if positions > 1 else 0
-        held.append(columns + max(columns + slab, slabs * slab))
-    return session.recording_bytes(footprint, examples, cotangents, max(held) * session.item_bytes)
+    counts = {1, cotangents}  # fewer may be left at the end, and fewer gradients let more inputs be there
+    held = [
+        _slab_entries(block, positions, examples, count)
+        for block in session.kronecker
+        if isinstance(block, KroneckerBlock) and (positions := footprint.positions.get(block.name, 0))
+        for count in counts
+    ]
+    return session.recording_bytes(footprint, examples, cotangents, max(held, default=0) * session.item_bytes)
+
+
+def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangents: int) -> int:
+    """Numbers that are there while gradients of a block are formed."""
+    plan = plan_rotation(block, positions, cotangents)
+    inputs = block.groups * block.columns * positions
+    if positions == 1:
+        return 2 * inputs * examples
+    columns = inputs * min(plan.unfolded, examples)
+    slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
+    slabs = 1 + (not plan.inputs_first) + (not plan.outputs_first)
+    return columns + max(columns + slab, slabs * slab)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

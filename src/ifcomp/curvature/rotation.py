@@ -78,7 +78,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     outputs, columns = block.rows, block.groups * block.columns
     rows = min(outputs, max(1, SLAB_ENTRIES // (columns * cotangents)))
     rows = -(-outputs // -(-outputs // rows))  # slabs of equal size
-    examples = max(1, SLAB_ENTRIES // (outputs * columns * cotangents))
+    examples = max(1, min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions)))
     slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,

@@ -42,7 +42,7 @@ def npz(spec: str, path: str, options: SourceOptions) -> Source:
     if x.ndim < 2 or x.dtype.kind not in "fiub":
         raise DataError(f"'x' in '{path}' must be numbers [N, ...], but is {x.dtype} of shape {list(x.shape)}.")
     if not x.size:
-        raise EmptyDataError(f"'x' in '{path}' has no values: its shape is {list(x.shape)}.")
+        raise EmptyDataError(f"'x' in '{path}' has no examples or no values: its shape is {list(x.shape)}.")
     if y is not None and (y.dtype.kind not in "iu" or y.shape != (len(x),)):
         raise LabelError(
             f"'y' in '{path}' must be integers of shape [{len(x)}], but is {y.dtype} of shape {list(y.shape)}."
