@@ -74,9 +74,9 @@ def test_ood(tmp_path: Path) -> None:
         subject=tiny(settings.subject),
         images=10,
         tuning_images=5,
-        tuning=("halves", "clouds"),
         betas=(0.001,),
         dampings=(1e-4,),
+        alphas=(1.0,),
         detectors=("MSP", "DICE"),
     )
     found = done(ood.STUDY, small, tmp_path / "ood")
