@@ -25,7 +25,7 @@ def measure(network: Network, classes: int, count: int, few: float, setup: Setup
     assert ifc.factors is not None
     few, scale = min(few, 1) if setup.tiny else few, 1e-4 * len(x) / TRAINING_EXAMPLES
     acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=DAMPING, scale=scale, steps=STEPS)
-    both = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.predict_proba(x)}
+    both = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.predict_proba(x, alpha=0.15)}
     measured = Measured()
     measured.add(interleaved(both, setup.slow_rounds), len(x))
     fit = partial(_fit_labels, acnml, x[:1], round(few * classes), classes) if few < 1 else None
