@@ -27,8 +27,8 @@ SLAB_ENTRIES = 1 << 19
 #: the same memory to be used again and again.
 COLUMN_ENTRIES = 1 << 20
 
-#: Below this many positions a basis is applied to all positions of all examples as one large matrix product.
-_FEW_POSITIONS = 64
+#: Up to this many positions a basis is applied to all positions of all examples as one large matrix product.
+_FEW_POSITIONS = 32
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,8 @@ class Session:
         size = math.prod(shape)
         if block.name not in self._room or len(self._room[block.name]) < size:
             self._room.pop(block.name, None)  # before there are two
-            self._room[block.name] = self.zeros(size)
+            with torch.inference_mode(False):
+                self._room[block.name] = torch.empty(size, dtype=self.dtype, device=self.device)
         return self._room[block.name][:size].view(shape)
 
     def other_gradients(self, piece: Batch, cotangents: Tensor) -> dict[str, Tensor]:
