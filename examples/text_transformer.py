@@ -48,7 +48,7 @@ for _ in range(6):
 
 batches = [encode(texts[i : i + 100], labels[i : i + 100]) for i in range(0, 600, 100)]
 ifc = IFComp(model).fit(batches)
-print(str(ifc.coverage).splitlines()[-1])
+print(str(ifc.coverage).splitlines()[-2])
 audit = audit_labels(ifc.score(batches, damping=AUDIT_DAMPING))
 for row in audit.suspects.head(3).itertuples():
     print(f"{row.label_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
