@@ -74,16 +74,17 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """The tensors of a safetensors file by name, and its metadata.
 
     The format knows no code. What a header claims is compared with the size of the file before any tensor is made.
+    Safetensors opens the file twice, for the header and for the tensors: one that was replaced in between is read anew.
     """
     file = regular_file(path)
+    before = os.stat(file)
     file.open("rb").close()  # says why it cannot be read, which safetensors does not
     try:
         with safe_open(file, framework="pt") as opened:
-            names = list(opened.keys())
-            tensors = {name: opened.get_tensor(name) for name in names}
-            return tensors, dict(opened.metadata() or {})
+            found = {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"it is truncated or not a safetensors file ({error})") from error
+    return found if os.path.samestat(before, os.stat(file)) else read_tensors(file)
 
 
 def check_swelling(path: str | os.PathLike[str], size: int) -> None:
