@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.tasks.pruning import keep_lists
+from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16).float(), torch.tensor(labels)
@@ -34,7 +34,7 @@ def accuracy(kept: Tensor) -> float:
 
 everything = torch.arange(len(x_train))
 ifc = IFComp(trained(everything, 0)).fit([(x_train, y_train)])
-keep = keep_lists(ifc.score([(x_train, y_train)]), [0.3, 0.6, 0.8], balanced=True)
+keep = keep_lists(ifc.score([(x_train, y_train)], damping=PRUNING_DAMPING), [0.3, 0.6, 0.8], balanced=True)
 
 print(f"dropped  kept  lowest complexity first  at random\n     0%  1200 {accuracy(everything):24.3f} ")
 for fraction, index in keep.items():

@@ -12,6 +12,7 @@ from docs.tools import capture, hooks
 from ifcomp.cli.output import GATE
 from ifcomp.tasks.mislabel import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tasks.pruning import PRUNING_DAMPING
 
 ROOT = capture.ROOT
 
@@ -82,7 +83,11 @@ def test_versions_in_the_comparison_are_those_of_the_requirements() -> None:
 def test_the_dampings_that_the_pages_name_are_those_of_the_code() -> None:
     settings = (ROOT / "docs" / "settings.md").read_text()
     named = {name: float(value) for name, value in re.findall(r"(\w+_DAMPING) = Relative\((.+?)\)", settings)}
-    assert named == {"OOD_DAMPING": OOD_DAMPING.multiple, "AUDIT_DAMPING": AUDIT_DAMPING.multiple}
+    assert named == {
+        "OOD_DAMPING": OOD_DAMPING.multiple,
+        "AUDIT_DAMPING": AUDIT_DAMPING.multiple,
+        "PRUNING_DAMPING": PRUNING_DAMPING.multiple,
+    }
 
 
 def test_results_are_listed_whatever_is_there(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_DAMPING
 from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
         complexity[ifc.beta] = found.column("parametric_complexity")
         if ifc.beta == 1:
             error = found.column("error")
-            audit = ifc.score(subject.batches(scored), damping=AUDIT_DAMPING).column("stochastic_complexity")
+            audit = ifc.score(subject.batches(scored), damping=mislabel.DAMPING).column("stochastic_complexity")
     return {
         "memorised": memorised(subject, model, noisy),
         "error": auroc(error, truth),

@@ -21,11 +21,12 @@ from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
+from ifcomp import Relative
 from ifcomp.baselines.confident import in_sample_probabilities, label_suspicion
 from ifcomp.baselines.gradients import grand, tracin
 from ifcomp.baselines.losses import el2n, loss_scores
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
+from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN
 from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ AUDIT = "label complexity, beta 1"
 #: The sum that the paper's figure of components suggests: its complexity is divided by the number of parameters.
 MIXED = "error at beta 1 + scaled complexity at beta 0.001"
 PAPER_BETA = 0.001
+#: Of all scores at beta 1.
+DAMPING = Relative(1.0)
 #: In the order of the table; the first five are the paper's.
 METHODS = (
     "TracIn",
@@ -150,7 +153,7 @@ def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy) -> dict
     own, cold = fit_grid(model, (AUDIT_BETA, PAPER_BETA), fit_data)
     batches = subject.batches(noisy.data)
     parameters = sum(value.numel() for value in model.parameters())
-    audit = own.score(batches, damping=AUDIT_DAMPING)
+    audit = own.score(batches, damping=DAMPING)
     paper = cold.score(batches, damping=settings.paper_damping / PAPER_BETA**2, linearized=True)
     return {
         "Self-IF": audit.column("influence"),

@@ -25,8 +25,8 @@ from ifcomp import IFComp
 from ifcomp.baselines.gradients import grand, tracin
 from ifcomp.baselines.losses import el2n
 from ifcomp.scores import ScoreTable
-from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_DAMPING
-from ifcomp.tasks.pruning import keep_lists
+from ifcomp.tasks.mislabel import AUDIT_BETA
+from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
         replace(subject, seed=subject.seed + 1 + run).training(data, None, until=settings.short_epochs).model()
         for run in range(settings.short_runs)
     ]
-    ifc = IFComp(trained.model(), AUDIT_BETA, fisher="exact", damping=AUDIT_DAMPING)
+    ifc = IFComp(trained.model(), AUDIT_BETA, fisher="exact", damping=PRUNING_DAMPING)
     audit = ifc.fit(subject.batches(sample(data, settings.fit_examples, subject.seed))).score(batches)
     found = {
         "EL2N": el2n(short, batches),

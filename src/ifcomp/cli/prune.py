@@ -36,8 +36,7 @@ def prune(
 
     from ifcomp.cli.opened import check_labelled, find_run
     from ifcomp.scores import DESCRIPTIONS
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING
-    from ifcomp.tasks.pruning import keep_lists
+    from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
     check_target(out, TABLE_SUFFIXES)
     chosen = options.damping(damping)
@@ -47,7 +46,7 @@ def prune(
     opened = find_run(run, model)
     source = opened.source(data, reading)
     check_labelled(source)
-    scores = opened.predictor(source).score(source.batches(), damping=AUDIT_DAMPING if chosen is None else chosen)
+    scores = opened.predictor(source).score(source.batches(), damping=PRUNING_DAMPING if chosen is None else chosen)
     kept = keep_lists(scores, fractions, balanced=balanced)
     frame = scores.frame[["index", "label", "stochastic_complexity"]].copy()
     columns = {f"keep_{fraction:g}": np.isin(frame["index"], rows) for fraction, rows in kept.items()}

@@ -7,11 +7,15 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ifcomp.curvature.factors import Relative
 from ifcomp.errors import SettingError
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.metrics import checked_scores
 
 Integers = NDArray[np.int64]
+
+#: What to score with before pruning: parametric complexity still counts beside the error.
+PRUNING_DAMPING = Relative(1.0)
 
 #: So that 0.29 of 100 are 29, although the product is a little less.
 _ROUNDING = 1e-9
