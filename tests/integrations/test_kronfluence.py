@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from cases import seeded
@@ -39,28 +38,13 @@ pytest.importorskip("kronfluence", reason="kronfluence is not installed")
 
 from kronfluence.analyzer import Analyzer, prepare_model
 from kronfluence.arguments import FactorArguments, ScoreArguments
-from kronfluence.task import Task
+
+from benchmarks.kronfluence_side import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.cuda.amp.GradScaler:FutureWarning")
 
 CLASSES = 4
 DAMPINGS: list[Damping] = [1e-1, 1e-5, Relative(0.1)]
-
-
-class Classification(Task):
-    """Cross-entropy, with the data's labels or labels drawn from the model."""
-
-    def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
-        """Summed over the batch."""
-        inputs, labels = batch
-        logits = model(inputs)
-        if sample:
-            labels = torch.multinomial(logits.detach().softmax(1), 1).flatten()
-        return functional.cross_entropy(logits, labels, reduction="sum")
-
-    def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
-        """Not used by self-influence."""
-        return self.compute_train_loss(batch, model)
 
 
 def network() -> nn.Module:
