@@ -107,7 +107,7 @@ def test_labels_alone(run: Workshop, handed: dict[str, Any]) -> None:
 def test_the_audit_writes_it_too(run: Workshop, handed: dict[str, Any]) -> None:
     found = ifcomp("audit", "run.ifcomp", "--report", "a.html", "--json")
     assert json.loads(found.stdout)["written"] == ["audit.csv", "a.html"]
-    assert handed["audit"].settings["damping"] == "Relative(multiple=1.0)"
+    assert handed["audit"].settings["damping"] == "Relative(multiple=10.0)"
     assert Path("a.html").read_text().startswith("<!")
 
 
