@@ -240,10 +240,10 @@ def check_order(data: Any) -> None:
 
 
 def _as_labels(labels: Any, where: str) -> Tensor | None:
-    if labels is None:
-        return None
+    if labels is None or isinstance(labels, Tensor):
+        return labels
     try:
-        return torch.as_tensor(labels)
+        return torch.as_tensor(labels, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise LabelError(
             f"{where}: labels must be integers from 0, but are {type(labels).__name__} of something else ({error}). "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ def explain(
     frames = []
     for first in range(0, query.size, step):
         some = query.select(slice(first, first + step))
-        own = None if own_positions is None else torch.as_tensor(own_positions[first : first + step])
+        own = None if own_positions is None else torch.as_tensor(own_positions[first : first + step], device="cpu")
         batches = as_batches(track(train, "comparing with the training data", progress))
         found = _explain_group(evaluation, some, batches, count, own)
         frames += [_rows(strongest, role, first) for role, strongest in found.items()]
@@ -108,11 +109,11 @@ def _explain_group(
     evaluation: Evaluation, query: Batch, train: Iterable[Batch], count: int, own: Tensor | None
 ) -> dict[str, _Strongest]:
     queries = _whitened_queries(evaluation, query)
-    empty = torch.zeros(query.size, 0)
+    empty = torch.zeros(query.size, 0, device="cpu")
     found = {sign: _Strongest(empty.double(), empty.long(), empty.long()) for sign in (1, -1)}
     position = 0
     for piece, effects in _effects(evaluation, queries, query.size, train):
-        positions = torch.arange(position, position + piece.size)
+        positions = torch.arange(position, position + piece.size, device="cpu")
         position += piece.size
         assert piece.labels is not None
         for sign, strongest in found.items():
@@ -165,9 +166,9 @@ def _rows(strongest: _Strongest, role: str, first_query: int) -> pd.DataFrame:
     queries, count = strongest.effects.shape
     frame = pd.DataFrame(
         {
-            "query": torch.arange(first_query, first_query + queries).repeat_interleave(count).numpy(),
+            "query": np.arange(first_query, first_query + queries).repeat(count),
             "role": role,
-            "rank": torch.arange(1, count + 1).repeat(queries).numpy(),
+            "rank": np.tile(np.arange(1, count + 1), queries),
             "index": strongest.positions.flatten().numpy(),
             "label": strongest.labels.flatten().numpy(),
             "effect": strongest.effects.flatten().numpy(),

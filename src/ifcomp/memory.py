@@ -83,6 +83,10 @@ class Budget:
     limit: int | None = None
     held: int = 0
 
+    def room(self, sensible: int) -> int:
+        """Bytes for a piece: a sensible size without a limit."""
+        return sensible if self.limit is None else self.limit - self.held
+
     def plan(
         self, holds: Callable[[int, int], int], examples: int, cotangents: int, sensible: int, together: bool
     ) -> tuple[int, int]:
@@ -98,10 +102,10 @@ class Budget:
         Raises:
             MemoryLimitError: If one example, with one cotangent if that will do, does not fit; says what would.
         """
-        room = sensible if self.limit is None else self.limit - self.held
+        room = self.room(sensible)
         if holds(1, cotangents) > room and self.limit is not None:
             fewest = cotangents if together else 1
-            cotangents = _most(lambda count: holds(1, count) <= room, fewest, cotangents)
+            cotangents = most(lambda count: holds(1, count) <= room, fewest, cotangents)
             if holds(1, cotangents) > room:
                 least = self.held + holds(1, fewest)
                 raise MemoryLimitError(
@@ -109,13 +113,13 @@ class Budget:
                     f"({as_text(least)}) are needed: {as_text(self.held)} for the factors and "
                     f"{as_text(least - self.held)} for one example. Allow more, or cover fewer layers with layers=."
                 )
-        return _most(lambda count: holds(count, cotangents) <= room, 1, max(1, examples)), cotangents
+        return most(lambda count: holds(count, cotangents) <= room, 1, max(1, examples)), cotangents
 
 
 NO_LIMIT = Budget()
 
 
-def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
+def most(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number from low to high that fits; low if none does."""
     while low < high:
         middle = (low + high + 1) // 2

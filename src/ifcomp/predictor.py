@@ -596,6 +596,7 @@ def _fit_key(predictors: Sequence[IFComp], session: Session, limit: int | None) 
         "settings": [asdict(predictor.settings) for predictor in predictors],
         "selection": asdict(predictors[0]._selection),
         "device": str(session.device),
+        "autocast": session.autocast,
         "max_memory": limit,
         "version": __version__,
     }

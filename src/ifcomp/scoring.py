@@ -165,6 +165,7 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
         "options": asdict(options),
         "damping": repr(evaluation.damping),
         "device": str(evaluation.session.device),
+        "autocast": evaluation.session.autocast,
         "max_memory": evaluation.limit,
     }
 
@@ -191,7 +192,7 @@ def score_frame(
             if piece.batch.labels is not None:
                 parametric = columns["parametric_complexity"]
                 columns |= _label_columns(piece, parametric, expected.influence, typical, evaluation, options)
-            index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size)
+            index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size, device="cpu")
             parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
 

@@ -72,11 +72,12 @@ class WeightMoments:
 
     def sample(self, seed: int) -> dict[str, Tensor]:
         """Weights from ``N(mean, diag(variance))``, float64."""
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            name: mean + self.variance[name].sqrt() * torch.randn(mean.shape, dtype=mean.dtype, generator=generator)
-            for name, mean in self.mean.items()
-        }
+        generator = torch.Generator("cpu").manual_seed(seed)
+
+        def draw(like: Tensor) -> Tensor:
+            return torch.randn(like.shape, dtype=like.dtype, generator=generator, device="cpu").to(like.device)
+
+        return {name: mean + self.variance[name].sqrt() * draw(mean) for name, mean in self.mean.items()}
 
     def check(self, model: nn.Module) -> None:
         """Raise if there are no moments yet, or if they are not of this model's parameters."""

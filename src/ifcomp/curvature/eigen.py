@@ -39,7 +39,7 @@ def eigenbases(several: Sequence[Covariances], work: Work = UNSAVED) -> list[Map
             jobs[id(covariance.outputs)] = covariance.outputs, f"the output gradients of layer '{name}'"
     matrices = [matrix for matrix, _ in jobs.values()]
     ready: dict[str, Tensor] = {}
-    common = {"examples/0": torch.tensor(several[0].count), **covariance_sums(several)}
+    common = {"examples/0": torch.tensor(several[0].count, device="cpu"), **covariance_sums(several)}
     saved = work.enter(STAGES[1], lambda: ready, common)
 
     def decompose(name: str, matrix: Tensor, what: str) -> Tensor:

@@ -69,8 +69,9 @@ def product_bytes(session: Session, footprint: Footprint, examples: int, cotange
     """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
     and, twice, rearranged for a matrix product.
     """
-    fixed = footprint.graph + footprint.passing + max(footprint.gradients, 3 * footprint.widest_covered)
-    return examples * fixed + session.label_bytes(examples, cotangents)
+    working = max(session.backward_bytes(footprint, examples, cotangents), 3 * examples * footprint.widest_covered)
+    fixed = footprint.graph + footprint.passing
+    return examples * fixed + working + session.label_bytes(examples, cotangents)
 
 
 def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from ifcomp.curvature.rotation import (
 )
 from ifcomp.distributed import add_up
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.capture import Backward, Gradients, Recording
 from ifcomp.layers.session import Holds, LabelUse, Session
 from ifcomp.memory import Budget
 
@@ -100,7 +101,8 @@ def fit_second_moments(
         work: Saves the sums now and then.
         seen: How many examples the first pass saw, to be saved with them.
     """
-    saved = work.enter(STAGES[2], lambda: kept, {"examples/0": torch.tensor(seen), **basis_tensors(bases)})
+    before = {"examples/0": torch.tensor(seen, device="cpu"), **basis_tensors(bases)}
+    saved = work.enter(STAGES[2], lambda: kept, before)
     totals = [{block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks} for _ in settings]
     count = session.counter()
     kept = {f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()}
@@ -172,11 +174,10 @@ def _add_output_products(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, cotangents: Tensor
 ) -> None:
     """Add the outer products of output gradients to the sums of their blocks."""
-    for cotangent in cotangents:
-        gradients = recording.backward(cotangent)
+    for backward in session.backwards(recording, cotangents):
         for block in filter(recording.used, session.kronecker):
-            sums[block.name].add_(_output_products(recording, block, gradients))
-        del gradients  # before the next are made
+            sums[block.name].add_(_output_products(recording, block, backward))
+        del backward  # before the next is made
 
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
@@ -185,13 +186,13 @@ def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
     return torch.einsum("bgjt,bgkt->gjk", values, values)
 
 
-def _output_products(recording: Recording, block: RecordedBlock, gradients: Gradients) -> Tensor:
+def _output_products(recording: Recording, block: RecordedBlock, backward: Backward) -> Tensor:
     """``sum b b^T`` [G, O, O]."""
     if isinstance(block, IndexedBlock):
-        values = recording.looked_up(block, gradients).flatten(0, 1)
+        values = backward.each(partial(recording.looked_up, block)).flatten(0, 2)
         return (values.T @ values).unsqueeze(0)
     assert isinstance(block, KroneckerBlock)
-    rows = recording.rows(block, gradients)
+    rows = backward.each(partial(recording.rows, block)).flatten(0, 1)
     return torch.einsum("bgot,bgpt->gop", rows, rows)
 
 
@@ -199,22 +200,22 @@ def _add_squares(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, basis: Mapping[str, Basis], cotangents: Tensor
 ) -> None:
     """Add the squared rotated gradients of all examples and cotangents to the sums of their blocks."""
-    for index, cotangent in enumerate(cotangents):
-        gradients = recording.backward(cotangent)
+    for backward in session.backwards(recording, cotangents):
         for block in filter(recording.used, session.recorded):
             if isinstance(block, KroneckerBlock):
-                own = basis[block.name]
                 plan = plan_rotation(block, recording.positions(block), len(cotangents))
                 rotate = plan.outputs_first or recording.positions(block) == 1
+                outputs = basis[block.name].outputs if rotate else None
                 rows = session.stacked_rows(block, recording, len(cotangents))
-                found = recording.rows(block, gradients)
-                rows[:, :, index] = apply_basis(own.outputs, found) if rotate else found
+                rows[:, :, backward.which] = backward.each(partial(_rows, recording, block, outputs)).movedim(0, 2)
             elif isinstance(block, IndexedBlock):
-                values = recording.looked_up(block, gradients)
-                _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
+                values = backward.each(partial(_looked_up_sums, recording, block, basis[block.name].outputs[0]))
+                squares = values.square_().sum(0).flatten(0, 1)
+                sums[block.name][0].index_add_(1, recording.indices(block).flatten(), squares.T)
             elif isinstance(block, NormBlock):
-                sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
-        del gradients  # before the next are made
+                found = backward.each(partial(recording.scale_and_shift, block))
+                sums[block.name].add_(found.square_().sum((0, 1)))
+        del backward  # before the next is made
     for block in filter(recording.used, session.recorded):
         if isinstance(block, KroneckerBlock):
             rows = session.stacked_rows(block, recording, len(cotangents))
@@ -234,7 +235,12 @@ def _add_kronecker_squares(
         del slab  # before the next is made
 
 
-def _add_indexed_squares(total: Tensor, indices: Tensor, basis: Basis, values: Tensor) -> None:
-    """The same for one cotangent of an embedding, ``total`` being [1, D, V]."""
-    sums = sum_equal_indices(indices, values @ basis.outputs[0])
-    total[0].index_add_(1, indices.flatten(), sums.square_().flatten(0, 1).T)
+def _rows(recording: Recording, block: KroneckerBlock, basis: Tensor | None, gradients: Gradients) -> Tensor:
+    """Output gradients [B, G, O, T], in a basis if one is given."""
+    found = recording.rows(block, gradients)
+    return found if basis is None else apply_basis(basis, found)
+
+
+def _looked_up_sums(recording: Recording, block: IndexedBlock, basis: Tensor, gradients: Gradients) -> Tensor:
+    """Rotated gradients of the rows that an embedding looked up, [B, T, D]: each at the first position of its row."""
+    return sum_equal_indices(recording.indices(block), recording.looked_up(block, gradients) @ basis)

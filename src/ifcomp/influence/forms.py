@@ -8,6 +8,7 @@ over the logits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,16 +124,14 @@ class FormEvaluator:
         whitened: dict[str, list[Tensor]] = {}
         count = len(cotangents) + (last is not None)
         rotated = {block: self._rotates(block, count, total_cotangents) for block in self._used_kronecker()}
-        for index, cotangent in enumerate(cotangents):
-            gradients = recording.backward(cotangent)
+        for backward in self._session.backwards(recording, cotangents):
             for block in filter(recording.used, self._session.recorded):
                 if isinstance(block, KroneckerBlock):
-                    found = recording.rows(block, gradients)
-                    rows = self._rows(block, count)
-                    rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
+                    found = backward.each(partial(self._rotated_rows if rotated[block] else recording.rows, block))
+                    self._rows(block, count)[:, :, backward.which] = found.movedim(0, 2)
                 else:
-                    whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
-            del gradients  # before the next are made
+                    whitened.setdefault(block.name, []).extend(backward.each(partial(self._whitened, block)))
+            del backward  # before the next is made
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
         if last is not None:
@@ -156,6 +155,9 @@ class FormEvaluator:
     def _used_kronecker(self) -> list[KroneckerBlock]:
         blocks = filter(self._recording.used, self._session.recorded)
         return [block for block in blocks if isinstance(block, KroneckerBlock)]
+
+    def _rotated_rows(self, block: KroneckerBlock, gradients: Gradients) -> Tensor:
+        return apply_basis(self._basis(block).outputs, self._recording.rows(block, gradients))
 
     def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
         """Gradient times the root of the inverse curvature, [B, ...], of an embedding or a normalisation."""

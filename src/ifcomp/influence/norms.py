@@ -11,6 +11,7 @@ gradients, a slab at a time (*direct*). Both are exact; `choose_way` takes the o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -51,13 +52,13 @@ def choose_way(block: KroneckerBlock, positions: int, cotangents: int) -> Way:
 def _chunk_norms(session: Session, recording: Recording, batch: Batch, cotangents: Tensor, total: int) -> Tensor:
     norms = torch.zeros(batch.size, len(cotangents), dtype=torch.float64, device=session.device)
     rows: dict[KroneckerBlock, list[Tensor]] = {}
-    for index, cotangent in enumerate(cotangents):
-        gradients = recording.backward(cotangent)
+    for backward in session.backwards(recording, cotangents):
         for block in filter(recording.used, session.recorded):
             if isinstance(block, KroneckerBlock):
-                rows.setdefault(block, []).append(recording.rows(block, gradients))
+                rows.setdefault(block, []).extend(backward.each(partial(recording.rows, block)))
             else:
-                norms[:, index] += _explicit(recording, block, gradients).square().flatten(1).sum(1)
+                found = backward.each(partial(_explicit, recording, block))
+                norms[:, backward.which] += found.square().flatten(2).sum(2).T
     for block, outputs in rows.items():
         way = choose_way(block, recording.positions(block), total)
         norms += (_ghost if way == "ghost" else _direct)(recording.columns(block), outputs)

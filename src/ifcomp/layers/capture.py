@@ -8,6 +8,7 @@ no harm.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _HALF_EXPONENT = 8
 
 @dataclass(frozen=True)
 class Gradients:
-    """Output gradients of one backward.
+    """Output gradients of one cotangent.
 
     Attributes:
         values: One entry for each edge of a recording; None where nothing depends on it.
@@ -38,6 +39,30 @@ class Gradients:
 
     values: tuple[Tensor | None, ...]
     unscale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One backward of C' cotangents.
+
+    Attributes:
+        which: Of all that there are.
+        gradients: Of the one cotangent, or of all of them with a first axis [C'].
+        stacked: Whether they have this axis.
+    """
+
+    which: slice
+    gradients: Gradients
+    stacked: bool
+
+    def each(self, read: Callable[[Gradients], Tensor]) -> Tensor:
+        """What a function gives for every cotangent, [C', ...]; one call for all of them."""
+        if not self.stacked:
+            return read(self.gradients).unsqueeze(0)
+        values, unscale = self.gradients.values, self.gradients.unscale
+        axes = tuple(None if value is None else 0 for value in values), None if unscale is None else 0
+        found: Tensor = torch.vmap(lambda *own: read(Gradients(*own)), axes)(values, unscale)
+        return found
 
 
 def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -60,6 +85,7 @@ class Recording:
         self.layouts = layouts
         self.dtype = dtype
         self.logits: Tensor = torch.empty(0)
+        self.precision = dtype
         self.uses: dict[str, list[Use]] = {}
         self._edges: dict[tuple[int, int], tuple[int, GradientEdge]] = {}
         self._normalised: dict[tuple[int, Layout], Tensor] = {}
@@ -70,17 +96,28 @@ class Recording:
         self._edges.setdefault(_key(edge), (len(self._edges), edge))
         self.uses.setdefault(name, []).append(Use(value.detach(), edge, part, output.shape, value._version))
 
+    def backwards(self, cotangents: Tensor, together: bool) -> Iterator[Backward]:
+        """Gradients of ``sum(logits * cotangent)`` for cotangents [C, B, K]: one backward after the other, or together.
+
+        Together, ``vmap`` puts the cotangents beside the batch in every operation of one backward; the forward pass
+        is there once.
+        """
+        if together:
+            yield Backward(slice(0, len(cotangents)), self.backward(cotangents), stacked=True)
+        else:
+            for index, cotangent in enumerate(cotangents):
+                yield Backward(slice(index, index + 1), self.backward(cotangent), stacked=False)
+
     def backward(self, cotangent: Tensor) -> Gradients:
-        """Gradients of ``sum(logits * cotangent)`` at every layer output."""
+        """Gradients of ``sum(logits * cotangent)`` at every layer output; of all together for cotangents [C, B, K]."""
         edges = [edge for _, edge in self._edges.values()]
         if not edges:
             return Gradients(())
-        scales = half_scales(cotangent, self.logits.dtype)
+        scales = half_scales(cotangent, self.precision)
         if scales is not None:
-            cotangent = cotangent * scales.unsqueeze(1)
-        found = torch.autograd.grad(
-            self.logits, edges, cotangent.to(self.logits.dtype), retain_graph=True, allow_unused=True
-        )
+            cotangent = cotangent * scales.unsqueeze(-1)
+        pull = _pull_one if cotangent.dim() == 2 else _pull_stacked
+        found = pull(self.logits, edges, cotangent.to(self.logits.dtype))
         if scales is None:
             return Gradients(found)
         check_half(found)
@@ -208,6 +245,24 @@ class Recording:
             )
 
 
+def _pull_one(logits: Tensor, edges: list[GradientEdge], cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(logits, edges, cotangent, retain_graph=True, allow_unused=True)
+
+
+def _pull_stacked(logits: Tensor, edges: list[GradientEdge], cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    reached: list[int] = []
+
+    def pull(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found = dict(enumerate(_pull_one(logits, edges, cotangent)))
+        reached[:] = [index for index, gradient in found.items() if gradient is not None]
+        return tuple(gradient for gradient in found.values() if gradient is not None)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # fused attention is looped over
+        stacked = dict(zip(reached, torch.vmap(pull)(cotangents), strict=True))
+    return tuple(stacked.get(index) for index in range(len(edges)))
+
+
 def check_half(gradients: Iterable[Tensor | None]) -> None:
     """Raise NonFiniteError if a backward in half precision left its range."""
     if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
@@ -274,7 +329,7 @@ class Tape:
         self._recording = recording
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
-                recording.logits = run_model(self.model, batch)
+                recording.logits, recording.precision = _run_cast(self.model, batch)
         finally:
             self._recording = None
         for site in self.sites:
@@ -309,6 +364,23 @@ class Tape:
             return site.forward(emit, *args, **kwargs)
 
         return forward
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The precision of the ``torch.autocast`` that the user is in; None outside of it."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _run_cast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
+    """Logits, and the precision of a backward from them: that of the ``torch.autocast`` around, if there is one.
+
+    Its copies of weights are not kept: those made without a graph, by a call before this one, would cut this one's.
+    """
+    device = next(model.parameters()).device
+    cast = autocast_dtype(device)
+    with torch.autocast(device.type, cast, enabled=cast is not None, cache_enabled=False):
+        logits = run_model(model, batch)
+    return logits, cast or logits.dtype
 
 
 @contextmanager

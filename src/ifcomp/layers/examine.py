@@ -109,13 +109,13 @@ def examine(
 
 def _telling(batch: Batch) -> Iterator[Batch]:
     """A few examples at a time, large inputs first: a blank one has no gradient, and every layout would do."""
-    sizes = torch.zeros(batch.size)
+    sizes = torch.zeros(batch.size, device="cpu")
     for value in batch.tensors():
         if value.is_floating_point() and value.dim() and len(value) == batch.size:
             sizes += value.detach().reshape(batch.size, -1).norm(dim=1).float().cpu()
     order = sizes.argsort(descending=True, stable=True)
     for first in range(0, min(batch.size, _TRIES * _EXAMPLES), _EXAMPLES):
-        yield batch.select(order[(first + torch.arange(_EXAMPLES)) % batch.size])
+        yield batch.select(order[(first + torch.arange(_EXAMPLES, device="cpu")) % batch.size])
 
 
 def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
@@ -168,7 +168,8 @@ def _arrangements(block: RecordedBlock, use: Use, batch: int) -> list[Layout]:
 def _truth(model: nn.Module, names: list[str], recording: Recording, example: int) -> _Truth:
     logits = recording.logits
     cotangent = torch.zeros_like(logits)
-    cotangent[example] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0)).to(logits)
+    generator = torch.Generator("cpu").manual_seed(0)
+    cotangent[example] = torch.randn(logits.shape[1], generator=generator, device="cpu").to(logits)
     owned = dict(model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
     parameters = [owned[name] for name in names]
     found = torch.autograd.grad(logits, parameters, cotangent, retain_graph=True, allow_unused=True) if names else ()

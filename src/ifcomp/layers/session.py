@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, check_inputs, check_labels
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Recording, Tape, check_half, half_scales
+from ifcomp.layers.capture import Backward, Recording, Tape, autocast_dtype, check_half, half_scales
 from ifcomp.layers.examine import examine
 from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.registry import Selection
-from ifcomp.memory import NO_LIMIT, Budget
+from ifcomp.memory import NO_LIMIT, Budget, most
 
 LabelUse = Literal["needed", "optional", "unused"]
 
@@ -89,13 +89,14 @@ class Session:
         self.dtype = working_dtype(model)
         check_inputs(first_batch)
         start = with_known(model, selection, known)[1] if known else set()
-        examined = examine(
-            model,
-            lambda demoted: take_inventory(model, selection, {*start, *demoted}),
-            first_batch,
-            self.dtype,
-            likely or {},
-        )
+        with torch.autocast(self.device.type, enabled=False):
+            examined = examine(
+                model,
+                lambda demoted: take_inventory(model, selection, {*start, *demoted}),
+                first_batch,
+                self.dtype,
+                likely or {},
+            )
         if known:
             self.inventory = keep_blocks(examined.inventory, known)
         else:
@@ -107,6 +108,7 @@ class Session:
         self._room: dict[str, Tensor] = {}
         self._footprints: dict[object, Footprint] = {}
         self.num_classes = 0
+        self.stacks_cotangents = stacks_cotangents(self.device)
         with self.attached():
             self.footprint(first_batch)
 
@@ -159,12 +161,17 @@ class Session:
                     parameter.requires_grad_(True)
                 self._room.clear()
 
-    @staticmethod
     @contextmanager
-    def computing() -> Iterator[None]:
-        """No graph, and tensors that can be used later, whatever modes a loader left behind."""
-        with torch.inference_mode(False), torch.no_grad():
+    def computing(self) -> Iterator[None]:
+        """No graph, full precision, and tensors that can be used later, whatever modes are on around."""
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
+
+    @property
+    def autocast(self) -> str | None:
+        """The precision of forward passes if it is not the model's own, in words."""
+        found = autocast_dtype(self.device)
+        return None if found is None else str(found)
 
     def pieces(
         self,
@@ -205,8 +212,13 @@ class Session:
     ) -> tuple[int, int]:
         """How many examples of a batch to record at once, and how many cotangents to work on; inside `attached`."""
         wanted = cotangents if together else min(cotangents, COTANGENTS_AT_ONCE)
-        needs = partial(holds, self.footprint(batch))
-        return budget.plan(needs, min(_MOST_EXAMPLES, batch.size), wanted, PIECE_BYTES, together)
+        needs, examples, sensible = partial(holds, self.footprint(batch)), min(_MOST_EXAMPLES, batch.size), PIECE_BYTES
+        if self.device.type == "cuda":
+            sensible = max(sensible, torch.cuda.get_device_properties(self.device).total_memory // 4)
+        if self.stacks_cotangents and not together:
+            room = budget.room(sensible)
+            wanted = most(lambda count: needs(examples, count) <= room, wanted, cotangents)
+        return budget.plan(needs, examples, wanted, sensible, together)
 
     def footprint(self, batch: Batch) -> Footprint:
         """What an example of this batch's shape leaves behind; inside `attached`."""
@@ -230,6 +242,7 @@ class Session:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             recording = self._tape.record(example)
         self.num_classes = recording.logits.shape[1]
+        self.stacks_cotangents = self.stacks_cotangents and _can_stack(recording)
         for uses in recording.uses.values():
             for use in uses:
                 keep(use.value)
@@ -280,8 +293,12 @@ class Session:
         each = footprint.graph + footprint.normalised + again + footprint.passing
         each += cotangents * (footprint.rows + 2 * others)
         inputs = 2 * examples * footprint.widest if inputs is None else inputs
-        passing = max(examples * footprint.gradients, inputs)
+        passing = max(self.backward_bytes(footprint, examples, cotangents), inputs)
         return examples * each + passing + self.label_bytes(examples, cotangents)
+
+    def backward_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
+        """Output gradients of one backward, of one cotangent or of all."""
+        return examples * footprint.gradients * (cotangents if self.stacks_cotangents else 1)
 
     def label_bytes(self, examples: int, cotangents: int) -> int:
         """Distributions over labels, and cotangents as they are made and used, in float64."""
@@ -293,6 +310,10 @@ class Session:
         for block in self.recorded:
             recording.check_layout(block)
         return recording
+
+    def backwards(self, recording: Recording, cotangents: Tensor) -> Iterator[Backward]:
+        """Output gradients of cotangents [C, B, K], in as many backwards as suit the device."""
+        return recording.backwards(cotangents, self.stacks_cotangents)
 
     def stacked_rows(self, block: KroneckerBlock, recording: Recording, cotangents: int) -> Tensor:
         """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece.
@@ -319,6 +340,24 @@ class Session:
         check_half(found.values())
         unscale = scales.reciprocal().to(self.dtype).unsqueeze(-1)
         return {name: gradient.to(self.dtype) * unscale for name, gradient in found.items()}
+
+
+def stacks_cotangents(device: torch.device) -> bool:
+    """Whether the cotangents that are worked on at once go through one backward.
+
+    One at a time leaves a GPU idle. On a CPU nothing is gained, and what a backward touches outgrows the cache.
+    """
+    return device.type == "cuda"
+
+
+def _can_stack(recording: Recording) -> bool:
+    """Whether ``vmap`` can run the model's backward; not if its own code decides by values of gradients, for one."""
+    cotangents = torch.zeros(2, *recording.logits.shape, device=recording.device)
+    try:
+        recording.backward(cotangents)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def working_dtype(model: nn.Module) -> torch.dtype:
