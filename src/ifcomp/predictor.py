@@ -610,4 +610,6 @@ def _short(fingerprint: Mapping[str, str]) -> str:
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
     """A cheap look at every tensor of the model: where it is, how often it was changed and what it sums to."""
     tensors = (*model.parameters(), *model.buffers())
-    return [(value.data_ptr(), value._version, complex(value.detach().sum())) for value in tensors]
+    sums = [value.detach().sum().to(tensors[0].device, torch.complex128) for value in tensors]
+    found = torch.stack(sums).tolist()  # all at once: a GPU is waited for once
+    return [(value.data_ptr(), value._version, own) for value, own in zip(tensors, found, strict=True)]

@@ -40,24 +40,22 @@ def probabilities(logits: Tensor, beta: float) -> Tensor:
 
 
 def label_residuals(probability: Tensor, labels: Tensor) -> Tensor:
-    """``p - e_y``, the gradient of the codelength of label y at the logits over beta, [B, K].
+    """``p - e_y``, the gradient of the codelength of label y at the logits over beta, [..., B, K].
 
     Args:
         probability: p, [B, K].
-        labels: y, [B].
+        labels: y, [..., B].
     """
-    residual = probability.clone()
-    rows = torch.arange(len(labels), device=residual.device)
-    residual[rows, labels] = 0.0
-    residual[rows, labels] = -residual.sum(1)  # p_y - 1 without cancellation
-    return residual
+    own = labels.unsqueeze(-1)
+    residual = probability.expand(*labels.shape, -1).scatter(-1, own, 0.0)
+    return residual.scatter_(-1, own, -residual.sum(-1, keepdim=True))  # p_y - 1 without cancellation
 
 
 def all_label_residuals(probability: Tensor, labels: slice = slice(None)) -> Tensor:
     """``p - e_y`` for every label y of a slice, [C, B, K]."""
     size, classes = probability.shape
     chosen = torch.arange(classes, device=probability.device)[labels]
-    return torch.stack([label_residuals(probability, label.expand(size)) for label in chosen])
+    return label_residuals(probability, chosen.unsqueeze(1).expand(-1, size))
 
 
 def independent_residuals(probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,8 +72,7 @@ def independent_residuals(probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     order = probability.argsort(1)
     chances = probability.gather(1, order)
-    residuals = torch.stack([label_residuals(probability, labels) for labels in order[:, :-1].T])
-    return residuals, -chances[:, :-1] / chances[:, -1:], order
+    return label_residuals(probability, order[:, :-1].T), -chances[:, :-1] / chances[:, -1:], order
 
 
 def label_cotangents(probability: Tensor) -> Cotangents:

@@ -265,7 +265,8 @@ def _pull_stacked(logits: Tensor, edges: list[GradientEdge], cotangents: Tensor)
 
 def check_half(gradients: Iterable[Tensor | None]) -> None:
     """Raise NonFiniteError if a backward in half precision left its range."""
-    if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
+    finite = [gradient.isfinite().all() for gradient in gradients if gradient is not None]
+    if finite and not torch.stack(finite).all():
         raise NonFiniteError(
             "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
             "inputs of the same type."
