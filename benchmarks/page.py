@@ -32,7 +32,7 @@ def _chapter(suite: Suite, runs: Sequence[record.Run]) -> str:
     threads = sorted({run.threads for run in runs})
     tables = [markdown_table(section, runs, own) for own in threads for section in suite.sections]
     heading = f"## {suite.name}\n\n{suite.about[0].upper()}{suite.about[1:]}\n"
-    places = sorted({_place(run.environment) for run in runs})
+    places = sorted({f"Threads: {run.threads}; {_place(run.environment)}" for run in runs})
     command = f"`ifcomp bench {suite.name}`, about {suite.minutes:g} minutes. {' '.join(places)}\n"
     return "\n".join([heading, *filter(None, tables), command])
 
@@ -41,19 +41,24 @@ def _profiles(path: Path) -> list[str]:
     if not path.exists():
         return []
     content = json.loads(path.read_text(encoding="utf-8"))
+    before = content.get("before", {"commit": "", "networks": {}})
     parts = [
         "## Where the time goes\n\nMilliseconds an example and label, layer by layer, with T positions, O outputs and "
-        f"J inputs, K = {content['classes']}. {_place(content['environment'])}\n"
+        f"J inputs, K = {content['classes']}. {_place(content['environment'])} `python -m benchmarks.profile`.\n"
     ]
+    if before["networks"]:
+        parts.append(f"*Before* are the first kernels, commit {before['commit'][:7]}.\n")
     for name, own in content["networks"].items():
-        found = profile.Profile([profile.LayerTime(**layer) for layer in own["layers"]], own["total"])
-        parts.append(f"{name}:\n\n{profile.markdown(found)}")
+        found, first = profile.as_profile(own), before["networks"].get(name)
+        text = profile.markdown(found) if first is None else profile.comparison(profile.as_profile(first), found)
+        parts.append(f"{name}:\n\n{text}")
     return parts
 
 
 def _place(environment: dict[str, Any]) -> str:
     commit = (environment["commit"] or "unknown")[:7]
-    return f"{environment['cpu']}, torch {environment['torch']}, {environment['date']}, commit {commit}."
+    place = f"{environment['cpu']}, torch {environment['torch']}, {environment['date']}, commit {commit}."
+    return " ".join(filter(None, (place, environment.get("note"))))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -200,21 +200,63 @@ def markdown(found: Profile) -> str:
     return "\n".join([lines[0], "|---|---|" + "---:|" * (len(HEADINGS) - 2), *lines[1:], ""])
 
 
+def comparison(before: Profile, after: Profile) -> str:
+    """A table for a page: every layer that has a kernel, what is left, and the total, then and now.
+
+    Rotations count with the kernels: the first kernels did them inside.
+    """
+    first = {own.layer: own for own in before.layers}
+    heads = ("layer", "kernel", "T", "O", "J", "backward before", "now", "kernel before", "now", "both before", "now")
+    cells = [
+        (
+            *(now.layer, _change(then.kernel, now.kernel), str(now.positions), str(now.rows), str(now.columns)),
+            *(f"{value:.4f}" for value in (then.backward, now.backward)),
+            *(f"{own.rotation + own.kernel_time:.4f}" for own in (then, now)),
+            *(f"{own.together:.4f}" for own in (then, now)),
+        )
+        for now in after.layers
+        if now.kernel and (then := first.get(now.layer))
+    ]
+    sums = [sum(own.together for own in found.layers if own.kernel) for found in (before, after)]
+    rest = [found.total - own for found, own in zip((before, after), sums, strict=True)]
+    cells.append(("all else, norms too", *[""] * 8, *(f"{value:.4f}" for value in rest)))
+    cells.append(("total", *[""] * 8, f"{before.total:.4f}", f"{after.total:.4f}"))
+    lines = [f"| {' | '.join(row)} |" for row in (heads, *cells)]
+    return "\n".join([lines[0], "|---|---|" + "---:|" * (len(heads) - 2), *lines[1:], ""])
+
+
+def _change(before: str, after: str) -> str:
+    return after if before == after else f"{before} → {after}"
+
+
+def as_profile(content: dict[str, Any]) -> Profile:
+    """A profile from JSON."""
+    return Profile([LayerTime(**layer) for layer in content["layers"]], content["total"])
+
+
 def main() -> None:
-    """Profile the networks that are named, show tables and write ``results/profile.json``."""
+    """Profile the networks that are named, show tables and write ``results/profile.json``.
+
+    What the file has of other networks, and of earlier kernels under ``before``, stays.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"{', '.join(NETWORKS)}; all without a name")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--note", default="", help="what readers should know, such as other work at the time")
     parser.add_argument("--output", type=Path, default=RESULTS / "profile.json")
     options = parser.parse_args()
-    console, found = Console(width=140), {}
+    console, kept = Console(width=140), {}
+    if options.output.exists():
+        kept = json.loads(options.output.read_text(encoding="utf-8"))
+    found = kept.get("networks", {})
     for name in options.networks or NETWORKS:
         made = profile(NETWORKS[name], options.classes, Setup(options.threads, 1))
         console.print(f"{name}, K = {options.classes}, threads: {options.threads}; ms an example and label")
         console.print(table(HEADINGS, rows(made), left=2))
         found[name] = asdict(made)
-        content = {"environment": environment(), "classes": options.classes, "networks": found}
+        where = environment() | {"note": options.note}
+        content = kept | {"environment": where, "classes": options.classes, "networks": found}
         with written_atomically(options.output) as scratch:
             scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

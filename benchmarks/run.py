@@ -22,7 +22,13 @@ def chosen(names: Sequence[str]) -> list[Suite]:
 
 
 def run(
-    suites: Sequence[Suite], threads: Sequence[int], rounds: int, tiny: bool, folder: Path | None, console: Console
+    suites: Sequence[Suite],
+    threads: Sequence[int],
+    rounds: int,
+    tiny: bool,
+    folder: Path | None,
+    console: Console,
+    note: str = "",
 ) -> dict[str, list[record.Run]]:
     """Measure all subjects of suites.
 
@@ -33,6 +39,7 @@ def run(
         tiny: Whether it runs, not how fast it is.
         folder: Where raw results are written after each subject; None writes none.
         console: Where tables are shown.
+        note: What readers of the figures should know, kept with them.
 
     Returns:
         What was measured, by suite.
@@ -45,19 +52,22 @@ def run(
             for section in suite.sections:
                 if section.threads is None or own in section.threads:
                     setup = Setup(own, rounds, tiny)
-                    runs += _measure(suite, section, setup, folder, console)
+                    runs += _measure(suite, section, setup, folder, console, note)
                     console.print(terminal_table(section, runs, own))
         if folder is not None:
             console.print(f"raw numbers: {folder / suite.name}.json", highlight=False)
     return found
 
 
-def _measure(suite: Suite, section: Section, setup: Setup, folder: Path | None, console: Console) -> list[record.Run]:
+def _measure(
+    suite: Suite, section: Section, setup: Setup, folder: Path | None, console: Console, note: str
+) -> list[record.Run]:
     runs = []
     for subject, measure in section.subjects.items():
         with console.status(f"{suite.name}: {subject}, threads: {setup.threads}"):
             measured = measure(setup)
-        runs.append(record.Run(subject, setup.threads, environment() | {"tiny": setup.tiny}, measured))
+        where = environment() | {"tiny": setup.tiny, "note": note}
+        runs.append(record.Run(subject, setup.threads, where, measured))
         if folder is not None:
             record.write(suite.name, runs[-1:], folder)
     return runs

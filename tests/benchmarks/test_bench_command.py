@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ifcomp
+from benchmarks.page import page
 from benchmarks.suites import SUITES
 from ifcomp.cli.main import app
 
@@ -31,6 +32,7 @@ def test_an_unknown_suite_is_refused() -> None:
 def test_it_runs_from_a_checkout(module: str, folder: Path, found: bool, tmp_path: Path) -> None:
     source = str(Path(ifcomp.__file__).parents[1])
     arguments = ["last", "--tiny", "--rounds", "1", "--threads", "1", "--results", str(tmp_path)]
+    arguments += ["--note", "Some note."]
     ended = subprocess.run(
         [sys.executable, "-m", module, *(["bench"] if module == "ifcomp" else []), *arguments],
         cwd=folder if found else tmp_path,
@@ -41,4 +43,5 @@ def test_it_runs_from_a_checkout(module: str, folder: Path, found: bool, tmp_pat
     )
     assert (ended.returncode == 0) == found, ended.stderr
     assert (tmp_path / "last.json").exists() == found
+    assert not found or "Some note." in page(tmp_path)
     assert ("Run this command in a checkout" in " ".join(ended.stderr.split())) != found

@@ -1,8 +1,13 @@
 """Where the time goes: parts of a whole, of the kernels that the library chose."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 
 from benchmarks.networks import LENET, RESNET20
+from benchmarks.page import page
 from benchmarks.profile import Clocks, LayerTime, Profile, markdown, profile, rows
 from benchmarks.suite import Setup
 from benchmarks.suites.influence import fitted
@@ -54,3 +59,23 @@ def test_rows_add_up() -> None:
         ("total", *[""] * 7, "8.0000"),
     ]
     assert "| a | direct | 4 |" in markdown(found)
+
+
+def test_the_page_shows_then_and_now(tmp_path: Path) -> None:
+    then = Profile([LayerTime("a", "direct", 4, 2, 3, 1.0, 0.0, 5.0), LayerTime("n", "", 0, 0, 0, 0.5, 0.0, 0.0)], 8.0)
+    now = Profile([LayerTime("a", "pairs", 4, 2, 3, 1.0, 0.5, 0.25), LayerTime("n", "", 0, 0, 0, 0.5, 0.0, 0.0)], 3.0)
+    where = {"cpu": "x", "torch": "2", "date": "today", "commit": "c" * 40, "note": "A quiet night."}
+    content = {
+        "environment": where,
+        "classes": 10,
+        "networks": {"Net": asdict(now), "Other": asdict(now)},
+        "before": {"commit": "b" * 40, "networks": {"Net": asdict(then)}},
+    }
+    (tmp_path / "profile.json").write_text(json.dumps(content))
+    text = page(tmp_path)
+    assert "x, torch 2, today, commit ccccccc. A quiet night." in text
+    assert "commit bbbbbbb" in text
+    assert "| a | direct → pairs | 4 | 2 | 3 | 1.0000 | 1.0000 | 5.0000 | 0.7500 | 6.0000 | 1.7500 |" in text
+    assert "| all else, norms too |  |  |  |  |  |  |  |  | 2.0000 | 1.2500 |" in text
+    assert "| total |  |  |  |  |  |  |  |  | 8.0000 | 3.0000 |" in text
+    assert markdown(now) in text  # nothing to compare with

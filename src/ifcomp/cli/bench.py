@@ -26,6 +26,9 @@ def bench(
     results: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the raw results instead of benchmarks/results.")
     ] = None,
+    note: Annotated[
+        str, typer.Option(help="What readers should know, such as other work at the time; kept with the numbers.")
+    ] = "",
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Only see whether all runs: small networks; written with --results only.")
     ] = False,
@@ -45,7 +48,7 @@ def bench(
             console.print(about, highlight=False, soft_wrap=True)
         return
     folder = results if tiny or results else _benchmarks("record").RESULTS
-    run.run(chosen, threads or [1, 2], rounds, tiny, folder, console)
+    run.run(chosen, threads or [1, 2], rounds, tiny, folder, console, note)
 
 
 def _benchmarks(name: str) -> Any:
