@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,20 +56,20 @@ class Batch:
         return self.start + self.first
 
     def tensors(self) -> Iterator[Tensor]:
-        """All input tensors."""
-        return (value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
+        """All input tensors, those inside of lists, tuples and dicts too."""
+        return tensors_in((self.args, self.kwargs))
 
     def select(self, index: slice | Tensor) -> Batch:
         """The examples at ``index``; inputs without a batch axis stay as they are."""
 
-        def pick(value: Any) -> Any:
-            return value[index] if isinstance(value, Tensor) and value.dim() and len(value) == self.size else value
+        def pick(value: Tensor) -> Tensor:
+            return value[index] if value.dim() and len(value) == self.size else value
 
         chosen = range(self.size)[index] if isinstance(index, slice) else index.tolist()
         return replace(
             self,
-            args=tuple(pick(value) for value in self.args),
-            kwargs={key: pick(value) for key, value in self.kwargs.items()},
+            args=mapped(pick, self.args),
+            kwargs=mapped(pick, self.kwargs),
             labels=None if self.labels is None else self.labels[index],
             size=len(chosen),
             first=self.first + (chosen[0] if len(chosen) else 0),
@@ -81,18 +81,38 @@ class Batch:
         return (self.select(slice(start, min(start + size, self.size))) for start in range(0, self.size, size))
 
     def to(self, device: torch.device) -> Batch:
-        """A copy on the model's device that autograd can use: a model that works on its input in place harms nobody."""
+        """A copy on the model's device that autograd can use: a model that works on its input in place harms nobody.
 
-        def move(value: Any) -> Any:
-            return value.detach().to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
+        From pinned memory to a GPU it is made while the program goes on.
+        """
+
+        def move(value: Tensor) -> Tensor:
+            return value.detach().to(device, non_blocking=True, copy=True)
 
         with torch.inference_mode(False):
-            kwargs = {key: move(value) for key, value in self.kwargs.items()}
-            return replace(self, args=tuple(map(move, self.args)), kwargs=kwargs)
+            return replace(self, args=mapped(move, self.args), kwargs=mapped(move, self.kwargs))
 
     def example(self, wrong: Tensor) -> str:
         """The first example of a mask [B] in words."""
         return f"example {self.first + int(wrong.nonzero()[0])}"
+
+
+def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """What a function makes of every tensor, in the lists, tuples and dicts in which they are; all else as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(function, own) for key, own in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(function, own) for own in value))
+    return type(value)(mapped(function, own) for own in value) if type(value) in (list, tuple) else value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in lists, tuples and dicts."""
+    found: list[Tensor] = []
+    mapped(found.append, value)
+    return iter(found)
 
 
 def as_batch(item: Any, labels: Any = None, where: str = "batch 0") -> Batch:
@@ -124,7 +144,7 @@ def as_batch(item: Any, labels: Any = None, where: str = "batch 0") -> Batch:
             f"{where}: a batch must be a tensor x, (x,), (x, y) or a dict of keyword inputs with '{LABEL_KEY}', "
             f"but is {described}. For a model with several inputs yield dicts."
         )
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()]
+    tensors = [value for value in tensors_in((args, kwargs)) if value.dim()]
     if not tensors:
         raise DataError(
             f"{where}: no input tensor with a batch axis. Convert arrays and lists with torch.as_tensor and stack the "

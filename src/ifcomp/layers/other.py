@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ifcomp.batches import Batch, run_model
+from ifcomp.batches import Batch, mapped, run_model
 
 
 def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
@@ -48,18 +47,18 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, co
 
 
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
-    axes = tuple(_axis(value, batch.size) for value in batch.args)
-    keyword_axes = {key: _axis(value, batch.size) for key, value in batch.kwargs.items()}
+    given = list(batch.tensors())
+    axes = [_axis(value, batch.size) for value in given]
 
-    def logits_of(own: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        alone = tuple(_alone(value, axis) for value, axis in zip(args, axes, strict=True))
-        alone_by_name = {key: _alone(value, keyword_axes[key]) for key, value in kwargs.items()}
-        output = functional_call(model, own, alone, alone_by_name)
+    def logits_of(own: dict[str, Tensor], tensors: list[Tensor]) -> Tensor:
+        alone = iter([_alone(value, axis) for value, axis in zip(tensors, axes, strict=True)])
+        args, kwargs = mapped(lambda _: next(alone), (batch.args, batch.kwargs))
+        output = functional_call(model, own, args, kwargs)
         return (output if isinstance(output, Tensor) else output.logits)[0]
 
     copies = {name: value.detach().expand(batch.size, *value.shape) for name, value in parameters.items()}
     pull_back = vjp(
-        lambda own: vmap(logits_of, (0, axes, keyword_axes))(own, batch.args, batch.kwargs),
+        lambda own: vmap(logits_of, (0, axes))(own, given),
         copies,
     )[1]
     pulled = [pull_back(cotangent.to(next(iter(copies.values())).dtype))[0] for cotangent in cotangents]
@@ -89,9 +88,9 @@ def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, c
     return found
 
 
-def _axis(value: Any, size: int) -> int | None:
-    return 0 if isinstance(value, Tensor) and value.dim() and len(value) == size else None
+def _axis(value: Tensor, size: int) -> int | None:
+    return 0 if value.dim() and len(value) == size else None
 
 
-def _alone(value: Any, axis: int | None) -> Any:
+def _alone(value: Tensor, axis: int | None) -> Tensor:
     return value if axis is None else value.unsqueeze(0)

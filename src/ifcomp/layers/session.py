@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -222,10 +222,7 @@ class Session:
 
     def footprint(self, batch: Batch) -> Footprint:
         """What an example of this batch's shape leaves behind; inside `attached`."""
-        shape = (
-            *(_shape(value, batch.size) for value in batch.args),
-            *((key, _shape(value, batch.size)) for key, value in batch.kwargs.items()),
-        )
+        shape = (*batch.kwargs, *(_shape(value, batch.size) for value in batch.tensors()))
         if shape not in self._footprints:
             self._footprints[shape] = self._measure(batch.select(slice(0, 1)).to(self.device))
         return self._footprints[shape]
@@ -366,8 +363,6 @@ def working_dtype(model: nn.Module) -> torch.dtype:
     return torch.float64 if doubles else torch.float32
 
 
-def _shape(value: Any, size: int) -> object:
+def _shape(value: Tensor, size: int) -> object:
     """The shape of one example of an input, or of an input that has no batch axis."""
-    if not isinstance(value, Tensor):
-        return None
     return tuple(value.shape[1:]) if value.dim() and len(value) == size else tuple(value.shape), value.dtype
