@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -172,11 +173,12 @@ def _add_output_products(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, cotangents: Tensor
 ) -> None:
     """Add the outer products of output gradients to the sums of their blocks."""
+
+    def take(block: RecordedBlock, gradients: Gradients) -> None:
+        sums[block.name].add_(_output_products(recording, block, gradients))
+
     for cotangent in cotangents:
-        gradients = recording.backward(cotangent)
-        for block in filter(recording.used, session.kronecker):
-            sums[block.name].add_(_output_products(recording, block, gradients))
-        del gradients  # before the next are made
+        recording.stream(cotangent, session.kronecker, take)
 
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
@@ -199,22 +201,22 @@ def _add_squares(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, basis: Mapping[str, Basis], cotangents: Tensor
 ) -> None:
     """Add the squared rotated gradients of all examples and cotangents to the sums of their blocks."""
+
+    def take(index: int, block: RecordedBlock, gradients: Gradients) -> None:
+        if isinstance(block, KroneckerBlock):
+            plan = plan_rotation(block, recording.positions(block), len(cotangents))
+            rotate = plan.outputs_first or recording.positions(block) == 1
+            rows = session.stacked_rows(block, recording, len(cotangents))
+            found = recording.rows(block, gradients)
+            rows[:, :, index] = apply_basis(basis[block.name].outputs, found) if rotate else found
+        elif isinstance(block, IndexedBlock):
+            values = recording.looked_up(block, gradients)
+            _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
+        elif isinstance(block, NormBlock):
+            sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
+
     for index, cotangent in enumerate(cotangents):
-        gradients = recording.backward(cotangent)
-        for block in filter(recording.used, session.recorded):
-            if isinstance(block, KroneckerBlock):
-                own = basis[block.name]
-                plan = plan_rotation(block, recording.positions(block), len(cotangents))
-                rotate = plan.outputs_first or recording.positions(block) == 1
-                rows = session.stacked_rows(block, recording, len(cotangents))
-                found = recording.rows(block, gradients)
-                rows[:, :, index] = apply_basis(own.outputs, found) if rotate else found
-            elif isinstance(block, IndexedBlock):
-                values = recording.looked_up(block, gradients)
-                _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)
-            elif isinstance(block, NormBlock):
-                sums[block.name].add_(recording.scale_and_shift(block, gradients).square_().sum(0))
-        del gradients  # before the next are made
+        recording.stream(cotangent, session.recorded, partial(take, index))
     for block in filter(recording.used, session.recorded):
         if isinstance(block, KroneckerBlock):
             rows = session.stacked_rows(block, recording, len(cotangents))

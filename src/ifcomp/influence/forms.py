@@ -8,6 +8,7 @@ over the logits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,16 +124,17 @@ class FormEvaluator:
         whitened: dict[str, list[Tensor]] = {}
         count = len(cotangents) + (last is not None)
         rotated = {block: self._rotates(block, count, total_cotangents) for block in self._used_kronecker()}
+
+        def take(index: int, block: RecordedBlock, gradients: Gradients) -> None:
+            if isinstance(block, KroneckerBlock):
+                found = recording.rows(block, gradients)
+                rows = self._rows(block, count)
+                rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
+            else:
+                whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
+
         for index, cotangent in enumerate(cotangents):
-            gradients = recording.backward(cotangent)
-            for block in filter(recording.used, self._session.recorded):
-                if isinstance(block, KroneckerBlock):
-                    found = recording.rows(block, gradients)
-                    rows = self._rows(block, count)
-                    rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
-                else:
-                    whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
-            del gradients  # before the next are made
+            recording.stream(cotangent, self._session.recorded, partial(take, index))
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
         if last is not None:

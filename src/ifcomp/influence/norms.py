@@ -11,6 +11,7 @@ gradients, a slab at a time (*direct*). Both are exact; `choose_way` takes the o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -51,13 +52,15 @@ def choose_way(block: KroneckerBlock, positions: int, cotangents: int) -> Way:
 def _chunk_norms(session: Session, recording: Recording, batch: Batch, cotangents: Tensor, total: int) -> Tensor:
     norms = torch.zeros(batch.size, len(cotangents), dtype=torch.float64, device=session.device)
     rows: dict[KroneckerBlock, list[Tensor]] = {}
+
+    def take(index: int, block: RecordedBlock, gradients: Gradients) -> None:
+        if isinstance(block, KroneckerBlock):
+            rows.setdefault(block, []).append(recording.rows(block, gradients))
+        else:
+            norms[:, index] += _explicit(recording, block, gradients).square().flatten(1).sum(1)
+
     for index, cotangent in enumerate(cotangents):
-        gradients = recording.backward(cotangent)
-        for block in filter(recording.used, session.recorded):
-            if isinstance(block, KroneckerBlock):
-                rows.setdefault(block, []).append(recording.rows(block, gradients))
-            else:
-                norms[:, index] += _explicit(recording, block, gradients).square().flatten(1).sum(1)
+        recording.stream(cotangent, session.recorded, partial(take, index))
     for block, outputs in rows.items():
         way = choose_way(block, recording.positions(block), total)
         norms += (_ghost if way == "ghost" else _direct)(recording.columns(block), outputs)

@@ -8,14 +8,16 @@ no harm.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ifcomp.batches import Batch, run_model
 from ifcomp.errors import ModelError, NonFiniteError
@@ -32,11 +34,11 @@ class Gradients:
     """Output gradients of one backward.
 
     Attributes:
-        values: One entry for each edge of a recording; None where nothing depends on it.
+        values: By the number of the edge of a recording; None, or not there, where nothing depends on it.
         unscale: What those of each example are to be multiplied by, [B]; None is 1.
     """
 
-    values: tuple[Tensor | None, ...]
+    values: Mapping[int, Tensor | None]
     unscale: Tensor | None = None
 
 
@@ -71,20 +73,91 @@ class Recording:
         self.uses.setdefault(name, []).append(Use(value.detach(), edge, part, output.shape, value._version))
 
     def backward(self, cotangent: Tensor) -> Gradients:
-        """Gradients of ``sum(logits * cotangent)`` at every layer output."""
+        """Gradients of ``sum(logits * cotangent)`` at every layer output, all at once."""
         edges = [edge for _, edge in self._edges.values()]
+        cotangent, unscale = self._scaled(cotangent)
+        found = self._run(cotangent, edges)
+        if unscale is not None:
+            check_half(found)
+        return Gradients(dict(enumerate(found)), unscale)
+
+    def stream(
+        self, cotangent: Tensor, blocks: Iterable[RecordedBlock], take: Callable[[RecordedBlock, Gradients], None]
+    ) -> None:
+        """The same, handed to ``take`` block by block, as soon as backward has reached all uses of a block.
+
+        They are gone after that, and so their memory is used again and again, and is still in the cache.
+
+        Args:
+            cotangent: [B, K].
+            blocks: Those that are wanted; what was not used is left out.
+            take: Called once for each of them.
+        """
+        waiting = {block.name: block for block in blocks if block.name in self.uses}
+        users: dict[int, list[str]] = {}
+        for name in waiting:
+            for number in {self._number(use.edge) for use in self.uses[name]}:
+                users.setdefault(number, []).append(name)
+        missing = Counter(name for names in users.values() for name in names)
+        values: dict[int, Tensor | None] = {}
+        cotangent, unscale = self._scaled(cotangent)
+
+        def arrive(number: int, value: Tensor | None) -> None:
+            if unscale is not None:
+                check_half([value])
+            values[number] = value
+            for name in users[number]:
+                missing[name] -= 1
+                if not missing[name]:
+                    take(waiting.pop(name), Gradients(values, unscale))
+            for other in [other for other in values if not any(name in waiting for name in users[other])]:
+                del values[other]
+
+        with ExitStack() as undo:
+            for number, edge in self._edges.values():
+                if number in users and number not in self._ends:
+                    hook = edge.node.register_prehook(_arriving(arrive, number, edge.output_nr))
+                    undo.callback(hook.remove)
+            ends = {number: edge for number, edge in self._edges.values() if number in self._ends}
+            for number, value in zip(ends, self._run(cotangent, list(ends.values())), strict=True):
+                if number in users:
+                    arrive(number, value)
+        for block in waiting.values():
+            take(block, Gradients(values, unscale))
+
+    def _run(self, cotangent: Tensor, edges: list[GradientEdge]) -> tuple[Tensor | None, ...]:
         if not edges:
-            return Gradients(())
+            return ()
+        cotangent = cotangent.to(self.logits.dtype)
+        return torch.autograd.grad(self.logits, edges, cotangent, retain_graph=True, allow_unused=True)
+
+    def _scaled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A cotangent in the range of half precision, and what its gradients are to be multiplied by."""
         scales = half_scales(cotangent, self.logits.dtype)
-        if scales is not None:
-            cotangent = cotangent * scales.unsqueeze(1)
-        found = torch.autograd.grad(
-            self.logits, edges, cotangent.to(self.logits.dtype), retain_graph=True, allow_unused=True
-        )
-        if scales is None:
-            return Gradients(found)
-        check_half(found)
-        return Gradients(found, scales.reciprocal())
+        return (cotangent, None) if scales is None else (cotangent * scales.unsqueeze(1), scales.reciprocal())
+
+    def _number(self, edge: GradientEdge) -> int:
+        return self._edges[_key(edge)][0]
+
+    @cached_property
+    def _ends(self) -> set[int]:
+        """Numbers of the edges below which there is no other: backward goes as far as these and passes all others."""
+        nodes = {edge.node for _, edge in self._edges.values()}
+        leads: dict[Node, bool] = {}
+
+        def below(node: Node) -> list[Node]:
+            return [lower for lower, _ in node.next_functions if lower is not None]
+
+        stack = list(nodes)
+        while stack:
+            node = stack[-1]
+            unknown = [lower for lower in below(node) if lower not in leads]
+            if node not in leads and unknown:
+                stack += unknown
+            else:
+                stack.pop()
+                leads[node] = any(lower in nodes or leads[lower] for lower in below(node))
+        return {number for number, edge in self._edges.values() if not leads[edge.node]}
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +179,7 @@ class Recording:
         layout = self.layouts[block.name]
         found = []
         for use in self.uses.get(block.name, []):
-            gradient = gradients.values[self._edges[_key(use.edge)][0]]
+            gradient = gradients.values.get(self._number(use.edge))
             if gradient is None:
                 gradient = self.logits.new_zeros(use.shape)
             gradient = gradient if use.part is None else gradient[..., use.part]
@@ -215,6 +288,10 @@ def check_half(gradients: Iterable[Tensor | None]) -> None:
             "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
             "inputs of the same type."
         )
+
+
+def _arriving(arrive: Callable[[int, Tensor | None], None], number: int, output: int) -> Callable[..., None]:
+    return lambda gradients: arrive(number, gradients[output])
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:
