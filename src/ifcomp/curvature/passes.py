@@ -206,9 +206,12 @@ def _add_squares(
         if isinstance(block, KroneckerBlock):
             plan = plan_rotation(block, recording.positions(block), len(cotangents))
             rotate = plan.outputs_first or recording.positions(block) == 1
-            rows = session.stacked_rows(block, recording, len(cotangents))
+            rows = session.stacked_rows(block, recording, len(cotangents))[:, :, index]
             found = recording.rows(block, gradients)
-            rows[:, :, index] = apply_basis(basis[block.name].outputs, found) if rotate else found
+            if rotate:
+                apply_basis(basis[block.name].outputs, found, rows)
+            else:
+                rows.copy_(found)
         elif isinstance(block, IndexedBlock):
             values = recording.looked_up(block, gradients)
             _add_indexed_squares(sums[block.name], recording.indices(block), basis[block.name], values)

@@ -108,10 +108,12 @@ class FormEvaluator:
         for block in self._used_kronecker():
             weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, count)
             if self._choice(block, total_cotangents) == "pairs":
-                more = total_cotangents > count
-                found = pair_forms(self._pair_matrix(block, keep=more), rows)
+                found = pair_forms(self._pair_matrix(block, keep=total_cotangents > count), rows)
             else:
-                found = direct_forms(self._recording, block, basis, weights.values, rows)
+                some, more = (
+                    (rows[:, :, :-1], last) if last is not None and self._sums_gradients(block, count) else (rows, None)
+                )
+                found = direct_forms(self._recording, block, basis, weights.values, some, more)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
             found = torch.stack([vector.square_().sum(1) for vector in vectors], 1)
@@ -127,9 +129,11 @@ class FormEvaluator:
 
         def take(index: int, block: RecordedBlock, gradients: Gradients) -> None:
             if isinstance(block, KroneckerBlock):
-                found = recording.rows(block, gradients)
-                rows = self._rows(block, count)
-                rows[:, :, index] = apply_basis(self._basis(block).outputs, found) if rotated[block] else found
+                found, rows = recording.rows(block, gradients), self._rows(block, count)[:, :, index]
+                if rotated[block]:
+                    apply_basis(self._basis(block).outputs, found, rows)
+                else:
+                    rows.copy_(found)
             else:
                 whitened.setdefault(block.name, []).append(self._whitened(block, gradients))
 
@@ -139,12 +143,20 @@ class FormEvaluator:
             whitened[name] = list(found * self._roots(name))
         if last is not None:
             for block in self._used_kronecker():
+                if self._sums_gradients(block, total_cotangents):
+                    continue
                 rows = self._rows(block, count)
                 rows[:, :, -1] = (last[:, None, None] @ rows[:, :, :-1].flatten(3)).view_as(rows[:, :, -1])
             for vectors in whitened.values():
                 stacked = torch.stack(vectors, 1).flatten(2)
                 vectors.append((last.unsqueeze(1) @ stacked).view_as(vectors[0]))
         return whitened
+
+    def _sums_gradients(self, block: KroneckerBlock, cotangents: int) -> bool:
+        """Whether the last of all cotangents is left to the kernel, as a sum of gradients: less work than another."""
+        if self._choice(block, cotangents) == "pairs":
+            return False
+        return plan_rotation(block, self._recording.positions(block), cotangents).cotangents == cotangents
 
     def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:
         """Whether the block's kernel wants output gradients in the eigenbasis."""

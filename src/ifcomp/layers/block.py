@@ -188,8 +188,8 @@ class NormBlock(RecordedBlock):
         """The input before scale and shift, in the shape of the input."""
 
     @abstractmethod
-    def reduce(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:
-        """Sum [B, R, features...], times a factor if given, over all that shares a parameter: [B, parameters]."""
+    def reduce(self, rows: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of [B, R, features...] times a factor, and alone, over all that shares a parameter: [B, parameters]."""
 
 
 class Emit(Protocol):

@@ -244,12 +244,9 @@ class Recording:
         uses = self.uses.get(block.name, [])
         parts = []
         for use, gradient in zip(uses, self.output_gradients(block, gradients), strict=True):
-            terms = []
-            if block.has_weight:
-                terms.append(block.reduce(gradient, self._normalise(block, use)))
-            if block.has_bias:
-                terms.append(block.reduce(gradient))
-            parts.append(torch.cat(terms, 1))
+            factor = self._normalise(block, use) if block.has_weight else gradient
+            terms = zip(block.reduce(gradient, factor), (block.has_weight, block.has_bias), strict=True)
+            parts.append(torch.cat([sums for sums, wanted in terms if wanted], 1))
         return torch.stack(parts).sum(0)
 
     def _normalise(self, block: NormBlock, use: Use) -> Tensor:
