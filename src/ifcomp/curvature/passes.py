@@ -24,8 +24,8 @@ from ifcomp.curvature.factors import (
 from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.rotation import (
-    apply_basis,
     plan_rotation,
+    put_rows,
     rotated_columns,
     rotated_slabs,
     sum_equal_indices,
@@ -174,10 +174,11 @@ def _add_output_products(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, cotangents: Tensor
 ) -> None:
     """Add the outer products of output gradients to the sums of their blocks."""
-    for backward in session.backwards(recording, cotangents):
-        for block in filter(recording.used, session.kronecker):
-            sums[block.name].add_(_output_products(recording, block, backward))
-        del backward  # before the next is made
+
+    def take(block: RecordedBlock, backward: Backward) -> None:
+        sums[block.name].add_(_output_products(recording, block, backward))
+
+    session.backwards(recording, cotangents, session.kronecker, take)
 
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
@@ -200,22 +201,23 @@ def _add_squares(
     sums: Mapping[str, Tensor], session: Session, recording: Recording, basis: Mapping[str, Basis], cotangents: Tensor
 ) -> None:
     """Add the squared rotated gradients of all examples and cotangents to the sums of their blocks."""
-    for backward in session.backwards(recording, cotangents):
-        for block in filter(recording.used, session.recorded):
-            if isinstance(block, KroneckerBlock):
-                plan = plan_rotation(block, recording.positions(block), len(cotangents))
-                rotate = plan.outputs_first or recording.positions(block) == 1
-                outputs = basis[block.name].outputs if rotate else None
-                rows = session.stacked_rows(block, recording, len(cotangents))
-                rows[:, :, backward.which] = backward.each(partial(_rows, recording, block, outputs)).movedim(0, 2)
-            elif isinstance(block, IndexedBlock):
-                values = backward.each(partial(_looked_up_sums, recording, block, basis[block.name].outputs[0]))
-                squares = values.square_().sum(0).flatten(0, 1)
-                sums[block.name][0].index_add_(1, recording.indices(block).flatten(), squares.T)
-            elif isinstance(block, NormBlock):
-                found = backward.each(partial(recording.scale_and_shift, block))
-                sums[block.name].add_(found.square_().sum((0, 1)))
-        del backward  # before the next is made
+
+    def take(block: RecordedBlock, backward: Backward) -> None:
+        if isinstance(block, KroneckerBlock):
+            plan = plan_rotation(block, recording.positions(block), len(cotangents))
+            rotate = plan.outputs_first or recording.positions(block) == 1
+            room = session.stacked_rows(block, recording, len(cotangents))[:, :, backward.which]
+            found = backward.each(partial(recording.rows, block))
+            put_rows(room, found, basis[block.name].outputs if rotate else None)
+        elif isinstance(block, IndexedBlock):
+            values = backward.each(partial(_looked_up_sums, recording, block, basis[block.name].outputs[0]))
+            squares = values.square_().sum(0).flatten(0, 1)
+            sums[block.name][0].index_add_(1, recording.indices(block).flatten(), squares.T)
+        elif isinstance(block, NormBlock):
+            found = backward.each(partial(recording.scale_and_shift, block))
+            sums[block.name].add_(found.square_().sum((0, 1)))
+
+    session.backwards(recording, cotangents, session.recorded, take)
     for block in filter(recording.used, session.recorded):
         if isinstance(block, KroneckerBlock):
             rows = session.stacked_rows(block, recording, len(cotangents))
@@ -233,12 +235,6 @@ def _add_kronecker_squares(
     for slab in rotated_slabs(recording, block, basis, rows, plan):
         total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
         del slab  # before the next is made
-
-
-def _rows(recording: Recording, block: KroneckerBlock, basis: Tensor | None, gradients: Gradients) -> Tensor:
-    """Output gradients [B, G, O, T], in a basis if one is given."""
-    found = recording.rows(block, gradients)
-    return found if basis is None else apply_basis(basis, found)
 
 
 def _looked_up_sums(recording: Recording, block: IndexedBlock, basis: Tensor, gradients: Gradients) -> Tensor:

@@ -90,17 +90,38 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     )
 
 
-def apply_basis(basis: Tensor, values: Tensor) -> Tensor:
+def apply_basis(basis: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
     """``Q^T v`` at every position.
 
     Args:
         basis: Q [G, C, C].
         values: [B, G, C, T].
+        out: Where to put it; the same shape.
     """
     if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
         flat = values[:, 0].transpose(1, 2)
-        return (flat.reshape(-1, flat.shape[-1]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)
-    return basis.transpose(-1, -2) @ values
+        rotated = (flat.reshape(-1, flat.shape[-1]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)
+    elif values.shape[1] == 1 and out is not None:
+        torch.bmm(basis.transpose(1, 2).expand(len(values), -1, -1), values[:, 0], out=out[:, 0])
+        return out
+    else:
+        rotated = basis.transpose(-1, -2) @ values
+    return rotated if out is None else out.copy_(rotated)
+
+
+def put_rows(room: Tensor, found: Tensor, basis: Tensor | None) -> None:
+    """Put output gradients of several cotangents [C, B, G, O, T] into their place [B, G, C, O, T].
+
+    Args:
+        room: The place.
+        found: The gradients.
+        basis: Q [G, O, O], to rotate them before; None leaves them as they are.
+    """
+    if len(found) == 1 and basis is not None:
+        apply_basis(basis, found[0], room[:, :, 0])
+    else:
+        found = found if basis is None else apply_basis(basis, found.flatten(0, 1)).unflatten(0, found.shape[:2])
+        room.copy_(found.movedim(0, 2))
 
 
 def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, examples: slice = slice(None)) -> Tensor:
@@ -115,7 +136,12 @@ def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, e
 
 
 def rotated_slabs(
-    recording: Recording, block: KroneckerBlock, basis: Basis, rows: Tensor, plan: RotationPlan
+    recording: Recording,
+    block: KroneckerBlock,
+    basis: Basis,
+    rows: Tensor,
+    plan: RotationPlan,
+    last: Tensor | None = None,
 ) -> Iterator[Slab]:
     """All per-example gradients of a block in the eigenbasis ``Q_S^T (sum_t b_t a_t^T) Q_A``, slab by slab.
 
@@ -125,11 +151,14 @@ def rotated_slabs(
         basis: Its eigenbasis.
         rows: Output gradients b of all cotangents [B, G, C, O, T], rotated already if the plan says so.
         plan: When to rotate, and how much to hold at once.
+        last: Coefficients [B, C] of a sum of the gradients that every slab has as one more; the plan must count it,
+            and have all cotangents in a slab.
     """
     largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
     room = rows.new_empty(largest)
+    turned = None if plan.outputs_first else rows.new_empty(largest)
     for some in _slices(recording.batch, plan.unfolded):
-        yield from _slabs_of(recording, block, basis, rows, plan, some, room)
+        yield from _slabs_of(recording, block, basis, rows, plan, some, last, room, turned)
 
 
 def _slabs_of(
@@ -139,7 +168,9 @@ def _slabs_of(
     rows: Tensor,
     plan: RotationPlan,
     some: slice,
+    last: Tensor | None,
     room: Tensor,
+    turned: Tensor | None,
 ) -> Iterator[Slab]:
     """The slabs of some examples, whose inputs are gone at the end."""
     rotated = plan.inputs_first
@@ -150,16 +181,26 @@ def _slabs_of(
     ):
         examples = slice(some.start + own.start, some.start + own.stop)
         part = rows[examples, :, cotangents, kept]
-        shape = (*part.shape[:4], block.columns)
-        formed = room[: math.prod(shape)].view(-1, shape[2] * shape[3], shape[4])
-        torch.bmm(part.flatten(2, 3).flatten(0, 1), transposed[own].flatten(0, 1), out=formed)
-        formed = formed.view(shape)
+        shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], block.columns)
+        slab = room[: math.prod(shape)].view(shape)
+        formed = slab[:, :, : part.shape[2]]
+        torch.bmm(*(_matrices(part), transposed[own].flatten(0, 1)), out=_matrices(formed))
+        if last is not None:
+            slab[:, :, -1] = (last[examples, None, None] @ formed.flatten(3)).view_as(slab[:, :, -1])
         if not plan.inputs_first:
             assert basis.inputs is not None
-            formed = formed @ basis.inputs.unsqueeze(1)
-        if not plan.outputs_first:
-            formed = basis.outputs.transpose(-1, -2).unsqueeze(1) @ formed
-        yield Slab(examples, cotangents, kept, formed)
+            slab = slab @ basis.inputs.unsqueeze(1)
+        if turned is not None:
+            outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
+            out = turned[: math.prod(shape)].view(shape)
+            torch.bmm(outputs.flatten(0, 2), slab.flatten(0, 2), out=out.flatten(0, 2))
+            slab = out
+        yield Slab(examples, cotangents, kept, slab)
+
+
+def _matrices(values: Tensor) -> Tensor:
+    """[B, G, C, O, T] as matrices [B G, C O, T]."""
+    return values.flatten(2, 3).flatten(0, 1)
 
 
 def _slices(size: int, step: int) -> list[slice]:

@@ -16,12 +16,12 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.labels import Cotangents, independent_residuals, label_cotangents
-from ifcomp.curvature.rotation import apply_basis, plan_rotation, sum_equal_indices
+from ifcomp.curvature.rotation import plan_rotation, put_rows, sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.capture import Backward, Gradients, Recording
 from ifcomp.layers.session import Session
 
 
@@ -108,10 +108,12 @@ class FormEvaluator:
         for block in self._used_kronecker():
             weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, count)
             if self._choice(block, total_cotangents) == "pairs":
-                more = total_cotangents > count
-                found = pair_forms(self._pair_matrix(block, keep=more), rows)
+                found = pair_forms(self._pair_matrix(block, keep=total_cotangents > count), rows)
             else:
-                found = direct_forms(self._recording, block, basis, weights.values, rows)
+                some, more = (
+                    (rows[:, :, :-1], last) if last is not None and self._sums_gradients(block, count) else (rows, None)
+                )
+                found = direct_forms(self._recording, block, basis, weights.values, some, more)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
             found = torch.stack([vector.square_().sum(1) for vector in vectors], 1)
@@ -124,24 +126,33 @@ class FormEvaluator:
         whitened: dict[str, list[Tensor]] = {}
         count = len(cotangents) + (last is not None)
         rotated = {block: self._rotates(block, count, total_cotangents) for block in self._used_kronecker()}
-        for backward in self._session.backwards(recording, cotangents):
-            for block in filter(recording.used, self._session.recorded):
-                if isinstance(block, KroneckerBlock):
-                    found = backward.each(partial(self._rotated_rows if rotated[block] else recording.rows, block))
-                    self._rows(block, count)[:, :, backward.which] = found.movedim(0, 2)
-                else:
-                    whitened.setdefault(block.name, []).extend(backward.each(partial(self._whitened, block)))
-            del backward  # before the next is made
+
+        def take(block: RecordedBlock, backward: Backward) -> None:
+            if isinstance(block, KroneckerBlock):
+                found, rows = backward.each(partial(recording.rows, block)), self._rows(block, count)
+                put_rows(rows[:, :, backward.which], found, self._basis(block).outputs if rotated[block] else None)
+            else:
+                whitened.setdefault(block.name, []).extend(backward.each(partial(self._whitened, block)))
+
+        self._session.backwards(recording, cotangents, self._session.recorded, take)
         for name, found in self._session.other_gradients(self._batch, cotangents).items():
             whitened[name] = list(found * self._roots(name))
         if last is not None:
             for block in self._used_kronecker():
+                if self._sums_gradients(block, total_cotangents):
+                    continue
                 rows = self._rows(block, count)
                 rows[:, :, -1] = (last[:, None, None] @ rows[:, :, :-1].flatten(3)).view_as(rows[:, :, -1])
             for vectors in whitened.values():
                 stacked = torch.stack(vectors, 1).flatten(2)
                 vectors.append((last.unsqueeze(1) @ stacked).view_as(vectors[0]))
         return whitened
+
+    def _sums_gradients(self, block: KroneckerBlock, cotangents: int) -> bool:
+        """Whether the last of all cotangents is left to the kernel, as a sum of gradients: less work than another."""
+        if self._choice(block, cotangents) == "pairs":
+            return False
+        return plan_rotation(block, self._recording.positions(block), cotangents).cotangents == cotangents
 
     def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:
         """Whether the block's kernel wants output gradients in the eigenbasis."""
@@ -155,9 +166,6 @@ class FormEvaluator:
     def _used_kronecker(self) -> list[KroneckerBlock]:
         blocks = filter(self._recording.used, self._session.recorded)
         return [block for block in blocks if isinstance(block, KroneckerBlock)]
-
-    def _rotated_rows(self, block: KroneckerBlock, gradients: Gradients) -> Tensor:
-        return apply_basis(self._basis(block).outputs, self._recording.rows(block, gradients))
 
     def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
         """Gradient times the root of the inverse curvature, [B, ...], of an embedding or a normalisation."""

@@ -27,7 +27,9 @@ from ifcomp.layers.capture import Recording
 _PAIR_ENTRIES = 1 << 22
 
 
-def direct_forms(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
+def direct_forms(
+    recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor, last: Tensor | None = None
+) -> Tensor:
     """``sum_ij G_ij^2 W_ij`` for every example and cotangent, [B, C].
 
     Args:
@@ -36,13 +38,16 @@ def direct_forms(recording: Recording, block: KroneckerBlock, basis: Basis, weig
         basis: Its eigenbasis.
         weights: W [G, O, J].
         rows: Output gradients b of all cotangents [B, G, C, O, T], rotated if `plan_rotation` says so.
+        last: Coefficients [B, C] of one more gradient, a sum of the others: it comes last.
     """
-    forms = weights.new_zeros(recording.batch, rows.shape[2])
-    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
-    for slab in rotated_slabs(recording, block, basis, rows, plan):
+    count = rows.shape[2] + (last is not None)
+    forms = weights.new_zeros(recording.batch, count)
+    plan = plan_rotation(block, rows.shape[4], count)
+    for slab in rotated_slabs(recording, block, basis, rows, plan, last):
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
         flat = weights[:, slab.rows].flatten(1).unsqueeze(-1)
-        forms[slab.examples, slab.cotangents] += (squares @ flat).squeeze(-1).sum(1)
+        found = (squares @ flat).squeeze(-1).sum(1)
+        forms[slab.examples, slice(count) if last is not None else slab.cotangents] += found
         del slab, squares  # before the next is made
     return forms
 

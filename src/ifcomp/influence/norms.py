@@ -20,7 +20,7 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.rotation import SLAB_ENTRIES, sum_equal_indices
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.capture import Backward, Gradients, Recording
 from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
 
 Way = Literal["direct", "ghost"]
@@ -52,13 +52,15 @@ def choose_way(block: KroneckerBlock, positions: int, cotangents: int) -> Way:
 def _chunk_norms(session: Session, recording: Recording, batch: Batch, cotangents: Tensor, total: int) -> Tensor:
     norms = torch.zeros(batch.size, len(cotangents), dtype=torch.float64, device=session.device)
     rows: dict[KroneckerBlock, list[Tensor]] = {}
-    for backward in session.backwards(recording, cotangents):
-        for block in filter(recording.used, session.recorded):
-            if isinstance(block, KroneckerBlock):
-                rows.setdefault(block, []).extend(backward.each(partial(recording.rows, block)))
-            else:
-                found = backward.each(partial(_explicit, recording, block))
-                norms[:, backward.which] += found.square().flatten(2).sum(2).T
+
+    def take(block: RecordedBlock, backward: Backward) -> None:
+        if isinstance(block, KroneckerBlock):
+            rows.setdefault(block, []).extend(backward.each(partial(recording.rows, block)))
+        else:
+            found = backward.each(partial(_explicit, recording, block))
+            norms[:, backward.which] += found.square().flatten(2).sum(2).T
+
+    session.backwards(recording, cotangents, session.recorded, take)
     for block, outputs in rows.items():
         way = choose_way(block, recording.positions(block), total)
         norms += (_ghost if way == "ghost" else _direct)(recording.columns(block), outputs)

@@ -188,8 +188,14 @@ class NormBlock(RecordedBlock):
         """The input before scale and shift, in the shape of the input."""
 
     @abstractmethod
-    def reduce(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:
-        """Sum [B, R, features...], times a factor if given, over all that shares a parameter: [B, parameters]."""
+    def reduce(self, rows: Tensor, factor: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
+        """Sums of [B, R, features...] times a factor, and alone, over all that shares a parameter: [B, parameters].
+
+        Args:
+            rows: Output gradients.
+            factor: Normalised inputs.
+            fused: Whether to take an operation that gives both at once, if there is one.
+        """
 
 
 class Emit(Protocol):

@@ -9,14 +9,16 @@ no harm.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ifcomp.batches import Batch, run_model
 from ifcomp.errors import ModelError, NonFiniteError
@@ -33,12 +35,14 @@ class Gradients:
     """Output gradients of one cotangent.
 
     Attributes:
-        values: One entry for each edge of a recording; None where nothing depends on it.
+        values: By the number of the edge of a recording; None, or not there, where nothing depends on it.
         unscale: What those of each example are to be multiplied by, [B]; None is 1.
+        vmapped: Whether ``vmap`` runs over them, which knows not every operation.
     """
 
-    values: tuple[Tensor | None, ...]
+    values: Mapping[int, Tensor | None]
     unscale: Tensor | None = None
+    vmapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,12 @@ class Backward:
         """What a function gives for every cotangent, [C', ...]; one call for all of them."""
         if not self.stacked:
             return read(self.gradients).unsqueeze(0)
-        values, unscale = self.gradients.values, self.gradients.unscale
-        axes = tuple(None if value is None else 0 for value in values), None if unscale is None else 0
-        found: Tensor = torch.vmap(lambda *own: read(Gradients(*own)), axes)(values, unscale)
+        values = {number: value for number, value in self.gradients.values.items() if value is not None}
+        unscale = self.gradients.unscale
+        axes = 0, None if unscale is None else 0
+        found: Tensor = torch.vmap(lambda own, factor: read(Gradients(own, factor, vmapped=True)), axes)(
+            values, unscale
+        )
         return found
 
 
@@ -96,32 +103,118 @@ class Recording:
         self._edges.setdefault(_key(edge), (len(self._edges), edge))
         self.uses.setdefault(name, []).append(Use(value.detach(), edge, part, output.shape, value._version))
 
-    def backwards(self, cotangents: Tensor, together: bool) -> Iterator[Backward]:
+    def backwards(
+        self,
+        cotangents: Tensor,
+        together: bool,
+        blocks: Sequence[RecordedBlock],
+        take: Callable[[RecordedBlock, Backward], None],
+    ) -> None:
         """Gradients of ``sum(logits * cotangent)`` for cotangents [C, B, K]: one backward after the other, or together.
 
         Together, ``vmap`` puts the cotangents beside the batch in every operation of one backward; the forward pass
         is there once.
+
+        Args:
+            cotangents: [C, B, K].
+            together: Whether in one backward.
+            blocks: Those that are wanted; what was not used is left out.
+            take: Called once for each of them and every backward.
         """
         if together:
-            yield Backward(slice(0, len(cotangents)), self.backward(cotangents), stacked=True)
-        else:
-            for index, cotangent in enumerate(cotangents):
-                yield Backward(slice(index, index + 1), self.backward(cotangent), stacked=False)
+            found = Backward(slice(0, len(cotangents)), self.backward(cotangents), stacked=True)
+            for block in filter(self.used, blocks):
+                take(block, found)
+            return
+        for index, cotangent in enumerate(cotangents):
+            self._stream(cotangent, blocks, partial(_hand_on, take, slice(index, index + 1)))
 
     def backward(self, cotangent: Tensor) -> Gradients:
         """Gradients of ``sum(logits * cotangent)`` at every layer output; of all together for cotangents [C, B, K]."""
         edges = [edge for _, edge in self._edges.values()]
+        cotangent, unscale = self._scaled(cotangent)
+        found = self._run(cotangent, edges)
+        if unscale is not None:
+            check_half(found)
+        return Gradients(dict(enumerate(found)), unscale)
+
+    def _stream(
+        self, cotangent: Tensor, blocks: Iterable[RecordedBlock], take: Callable[[RecordedBlock, Gradients], None]
+    ) -> None:
+        """Gradients of one cotangent, handed on block by block, as soon as backward has reached all uses of a block.
+
+        They are gone after that, and so their memory is used again and again, and is still in the cache.
+
+        Args:
+            cotangent: [B, K].
+            blocks: Those that are wanted; what was not used is left out.
+            take: Called once for each of them.
+        """
+        waiting = {block.name: block for block in blocks if block.name in self.uses}
+        users: dict[int, list[str]] = {}
+        for name in waiting:
+            for number in {self._number(use.edge) for use in self.uses[name]}:
+                users.setdefault(number, []).append(name)
+        missing = Counter(name for names in users.values() for name in names)
+        values: dict[int, Tensor | None] = {}
+        cotangent, unscale = self._scaled(cotangent)
+
+        def arrive(number: int, value: Tensor | None) -> None:
+            if unscale is not None:
+                check_half([value])
+            values[number] = value
+            for name in users[number]:
+                missing[name] -= 1
+                if not missing[name]:
+                    take(waiting.pop(name), Gradients(values, unscale))
+            for other in [other for other in values if not any(name in waiting for name in users[other])]:
+                del values[other]
+
+        with ExitStack() as undo:
+            for number, edge in self._edges.values():
+                if number in users and number not in self._ends:
+                    hook = edge.node.register_prehook(_arriving(arrive, number, edge.output_nr))
+                    undo.callback(hook.remove)
+            ends = {number: edge for number, edge in self._edges.values() if number in self._ends}
+            for number, value in zip(ends, self._run(cotangent, list(ends.values())), strict=True):
+                if number in users:
+                    arrive(number, value)
+        for block in waiting.values():
+            take(block, Gradients(values, unscale))
+
+    def _run(self, cotangent: Tensor, edges: list[GradientEdge]) -> tuple[Tensor | None, ...]:
         if not edges:
-            return Gradients(())
-        scales = half_scales(cotangent, self.precision)
-        if scales is not None:
-            cotangent = cotangent * scales.unsqueeze(-1)
+            return ()
         pull = _pull_one if cotangent.dim() == 2 else _pull_stacked
-        found = pull(self.logits, edges, cotangent.to(self.logits.dtype))
-        if scales is None:
-            return Gradients(found)
-        check_half(found)
-        return Gradients(found, scales.reciprocal())
+        return pull(self.logits, edges, cotangent.to(self.logits.dtype))
+
+    def _scaled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A cotangent in the range of half precision, and what its gradients are to be multiplied by."""
+        scales = half_scales(cotangent, self.precision)
+        return (cotangent, None) if scales is None else (cotangent * scales.unsqueeze(-1), scales.reciprocal())
+
+    def _number(self, edge: GradientEdge) -> int:
+        return self._edges[_key(edge)][0]
+
+    @cached_property
+    def _ends(self) -> set[int]:
+        """Numbers of the edges below which there is no other: backward goes as far as these and passes all others."""
+        nodes = {edge.node for _, edge in self._edges.values()}
+        leads: dict[Node, bool] = {}
+
+        def below(node: Node) -> list[Node]:
+            return [lower for lower, _ in node.next_functions if lower is not None]
+
+        stack = list(nodes)
+        while stack:
+            node = stack[-1]
+            unknown = [lower for lower in below(node) if lower not in leads]
+            if node not in leads and unknown:
+                stack += unknown
+            else:
+                stack.pop()
+                leads[node] = any(lower in nodes or leads[lower] for lower in below(node))
+        return {number for number, edge in self._edges.values() if not leads[edge.node]}
 
     @property
     def device(self) -> torch.device:
@@ -143,7 +236,7 @@ class Recording:
         layout = self.layouts[block.name]
         found = []
         for use in self.uses.get(block.name, []):
-            gradient = gradients.values[self._edges[_key(use.edge)][0]]
+            gradient = gradients.values.get(self._number(use.edge))
             if gradient is None:
                 gradient = self.logits.new_zeros(use.shape)
             gradient = gradient if use.part is None else gradient[..., use.part]
@@ -208,12 +301,10 @@ class Recording:
         uses = self.uses.get(block.name, [])
         parts = []
         for use, gradient in zip(uses, self.output_gradients(block, gradients), strict=True):
-            terms = []
-            if block.has_weight:
-                terms.append(block.reduce(gradient, self._normalise(block, use)))
-            if block.has_bias:
-                terms.append(block.reduce(gradient))
-            parts.append(torch.cat(terms, 1))
+            factor = self._normalise(block, use) if block.has_weight else gradient
+            sums = block.reduce(gradient, factor, fused=not gradients.vmapped)
+            terms = zip(sums, (block.has_weight, block.has_bias), strict=True)
+            parts.append(torch.cat([found for found, wanted in terms if wanted], 1))
         return torch.stack(parts).sum(0)
 
     def _normalise(self, block: NormBlock, use: Use) -> Tensor:
@@ -271,6 +362,16 @@ def check_half(gradients: Iterable[Tensor | None]) -> None:
             "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
             "inputs of the same type."
         )
+
+
+def _hand_on(
+    take: Callable[[RecordedBlock, Backward], None], which: slice, block: RecordedBlock, gradients: Gradients
+) -> None:
+    take(block, Backward(which, gradients, stacked=False))
+
+
+def _arriving(arrive: Callable[[int, Tensor | None], None], number: int, output: int) -> Callable[..., None]:
+    return lambda gradients: arrive(number, gradients[output])
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:

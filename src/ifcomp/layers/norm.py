@@ -33,13 +33,19 @@ class ChannelNormBlock(NormBlock):
     def normalised(self, value: Tensor) -> Tensor:
         return self.normalise(value)
 
-    def reduce(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:
+    def reduce(self, rows: Tensor, factor: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
         if rows.dim() == 3:
-            return (rows if factor is None else rows * factor).sum(1)
-        if factor is None:
-            return rows.flatten(3).sum((1, 3))
-        products: Tensor = torch.linalg.vecdot(rows.flatten(3), factor.flatten(3))
-        return products.sum(1)
+            return (rows * factor).sum(1), rows.sum(1)
+        if not fused:
+            return torch.linalg.vecdot(rows.flatten(3), factor.flatten(3)).sum(1), rows.flatten(3).sum((1, 3))
+        shape = rows.shape[:3]
+        one, zero = rows.new_ones(shape.numel()), rows.new_zeros(shape.numel())
+        # The backward of a BatchNorm whose channels are all examples' channels: both sums in one go over the numbers.
+        _, scale, shift = torch.ops.aten.native_batch_norm_backward(
+            *(values.reshape(1, shape.numel(), -1) for values in (rows, factor)),
+            *(None, zero, one, None, None, False, 0.0, [False, True, True]),
+        )
+        return scale.view(shape).sum(1), shift.view(shape).sum(1)
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ class FeatureNormBlock(NormBlock):
     def normalised(self, value: Tensor) -> Tensor:
         return self.normalise(value)
 
-    def reduce(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:
-        return (rows if factor is None else rows * factor).flatten(2).sum(1)
+    def reduce(self, rows: Tensor, factor: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
+        return (rows * factor).flatten(2).sum(1), rows.flatten(2).sum(1)
 
 
 def _norm_fields(name: str, module: nn.Module) -> dict[str, Any] | None:

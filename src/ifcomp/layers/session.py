@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -308,9 +308,15 @@ class Session:
             recording.check_layout(block)
         return recording
 
-    def backwards(self, recording: Recording, cotangents: Tensor) -> Iterator[Backward]:
-        """Output gradients of cotangents [C, B, K], in as many backwards as suit the device."""
-        return recording.backwards(cotangents, self.stacks_cotangents)
+    def backwards(
+        self,
+        recording: Recording,
+        cotangents: Tensor,
+        blocks: Sequence[RecordedBlock],
+        take: Callable[[RecordedBlock, Backward], None],
+    ) -> None:
+        """Hand output gradients of cotangents [C, B, K] to ``take``, from as many backwards as suit the device."""
+        recording.backwards(cotangents, self.stacks_cotangents, blocks, take)
 
     def stacked_rows(self, block: KroneckerBlock, recording: Recording, cotangents: int) -> Tensor:
         """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece.
