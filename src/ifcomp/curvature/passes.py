@@ -36,6 +36,9 @@ from ifcomp.layers.capture import Backward, Gradients, Recording
 from ifcomp.layers.session import Holds, LabelUse, Session
 from ifcomp.memory import Budget
 
+#: Gradients with so many entries are squared and added one by one: several at a time would leave the cache.
+_LARGE = 1 << 15
+
 #: What is done with a recorded piece: the piece, its recording, the cotangents for each of the settings, and how many
 #: of them to work on at once.
 _Add = Callable[[Batch, Recording, list[Cotangents], int], None]
@@ -183,8 +186,7 @@ def _add_output_products(
 
 def _input_products(recording: Recording, block: KroneckerBlock) -> Tensor:
     """``sum a a^T`` [G, C, C]; over the channels of all input positions where offsets are shared."""
-    values = recording.channels(block) if block.shared_offsets else recording.columns(block)
-    return torch.einsum("bgjt,bgkt->gjk", values, values)
+    return _products(recording.channels(block) if block.shared_offsets else recording.columns(block))
 
 
 def _output_products(recording: Recording, block: RecordedBlock, backward: Backward) -> Tensor:
@@ -193,8 +195,15 @@ def _output_products(recording: Recording, block: RecordedBlock, backward: Backw
         values = backward.each(partial(recording.looked_up, block)).flatten(0, 2)
         return (values.T @ values).unsqueeze(0)
     assert isinstance(block, KroneckerBlock)
-    rows = backward.each(partial(recording.rows, block)).flatten(0, 1)
-    return torch.einsum("bgot,bgpt->gop", rows, rows)
+    return _products(backward.each(partial(recording.rows, block)).flatten(0, 1))
+
+
+def _products(values: Tensor) -> Tensor:
+    """``sum_bt v v^T`` [G, C, C] of values [B, G, C, T]; where positions are many, without rearranging them."""
+    if values.shape[1] == 1 and values.shape[3] >= values.shape[2]:
+        each = values[:, 0]
+        return torch.addbmm(each.new_zeros(()), each, each.transpose(1, 2), beta=0).unsqueeze(0)
+    return torch.einsum("bgjt,bgkt->gjk", values, values)
 
 
 def _add_squares(
@@ -233,8 +242,17 @@ def _add_kronecker_squares(
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
     for slab in rotated_slabs(recording, block, basis, rows, plan):
-        total[:, slab.rows] += slab.gradients.square_().sum((0, 2))
+        _add_slab_squares(total[:, slab.rows], slab.gradients)
         del slab  # before the next is made
+
+
+def _add_slab_squares(total: Tensor, gradients: Tensor) -> None:
+    """Add the squares of gradients [B, G, C, O, J] to [G, O, J]: large ones one by one, each read once."""
+    if total.numel() < _LARGE:
+        total += gradients.square_().sum((0, 2))
+        return
+    for gradient in gradients.transpose(1, 2).flatten(0, 1):
+        total.addcmul_(gradient, gradient)
 
 
 def _looked_up_sums(recording: Recording, block: IndexedBlock, basis: Tensor, gradients: Gradients) -> Tensor:
