@@ -88,9 +88,9 @@ class Clocks:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Time what the library calls, for the length of the context."""
-        backward, rows = Recording.backward, Recording.rows
+        stream, rows = Recording.stream, Recording.rows
         replaced: list[tuple[object, str, Callable[..., Any]]] = [
-            (Recording, "backward", lambda recording, cotangent: self._cut(backward, recording, cotangent)),
+            (Recording, "stream", lambda *arguments: self._cut(stream, *arguments)),
             (Recording, "rows", self._clock(self.rotation, rows, lambda _, block, __: block.name)),
             (forms, "apply_basis", self._clock(self.rotation, forms.apply_basis, self._basis_layer)),
             (forms, "direct_forms", self._clock(self.kernel, forms.direct_forms, self._direct_layer)),
@@ -112,7 +112,7 @@ class Clocks:
 
         return run
 
-    def _basis_layer(self, basis: Tensor, _: Tensor) -> str:
+    def _basis_layer(self, basis: Tensor, *_: Tensor) -> str:
         return self._bases[id(basis)]
 
     def _direct_layer(self, recording: Recording, block: KroneckerBlock, *_: Any) -> str:
@@ -130,27 +130,43 @@ class Clocks:
 
         return run
 
-    def _cut(self, backward: Callable[..., Any], recording: Recording, cotangent: Tensor) -> Any:
-        """A backward whose time goes to the layer whose output the gradient has reached last."""
+    def _cut(
+        self,
+        stream: Callable[..., None],
+        recording: Recording,
+        cotangent: Tensor,
+        blocks: Any,
+        take: Callable[..., None],
+    ) -> None:
+        """A backward whose time goes to the layer whose output the gradient has reached last.
+
+        The clock stands still while gradients are taken.
+        """
         moments: list[tuple[float, str]] = []
-        handles = []
-        for name, uses in recording.uses.items():
-            for use in uses:
-                hook = _noting(moments, name)
-                handles.append(use.edge.node.register_prehook(hook))
+        taking = [0.0]
+
+        def taken(*arguments: Any) -> None:
+            start = perf_counter()
+            take(*arguments)
+            taking[0] += perf_counter() - start
+
+        def note(name: str) -> None:
+            moments.append((perf_counter() - taking[0], name))
+
+        reached = [(name, use.edge.node) for name, uses in recording.uses.items() for use in uses]
+        handles = [node.register_prehook(_noting(note, name)) for name, node in reached]
         try:
-            found = backward(recording, cotangent)
+            stream(recording, cotangent, blocks, taken)
         finally:
             for handle in handles:
                 handle.remove()
-        moments.append((perf_counter(), ""))
+        note("")
         for (start, name), (end, _) in pairwise(moments):
             self.backward[name] += end - start
-        return found
 
 
-def _noting(moments: list[tuple[float, str]], name: str) -> Callable[[Any], None]:
-    return lambda _: moments.append((perf_counter(), name))
+def _noting(note: Callable[[str], None], name: str) -> Callable[[Any], None]:
+    return lambda _: note(name)
 
 
 def profile(network: Network, classes: int, setup: Setup) -> Profile:
