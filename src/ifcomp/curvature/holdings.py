@@ -96,8 +96,8 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
         return 2 * inputs * examples
     columns = inputs * min(plan.unfolded, examples)
     slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
-    slabs = 1 + (not plan.inputs_first) + (not plan.outputs_first)
-    return columns + max(columns + slab, slabs * slab)
+    room = (1 + (not plan.outputs_first)) * slab  # for all examples, before their inputs are unfolded
+    return room + columns + max(columns, 0 if plan.inputs_first else slab, slab // plan.cotangents)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:
