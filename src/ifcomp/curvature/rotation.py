@@ -186,7 +186,9 @@ def _slabs_of(
         formed = slab[:, :, : part.shape[2]]
         torch.bmm(*(_matrices(part), transposed[own].flatten(0, 1)), out=_matrices(formed))
         if last is not None:
-            slab[:, :, -1] = (last[examples, None, None] @ formed.flatten(3)).view_as(slab[:, :, -1])
+            each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O'J]
+            coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
+            torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
         if not plan.inputs_first:
             assert basis.inputs is not None
             slab = slab @ basis.inputs.unsqueeze(1)

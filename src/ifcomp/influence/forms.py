@@ -24,6 +24,9 @@ from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, Recorde
 from ifcomp.layers.capture import Backward, Gradients, Recording
 from ifcomp.layers.session import Session
 
+#: From so many positions on it is quicker to sum gradients than to form one more.
+_MANY_POSITIONS = 128
+
 
 class FormEvaluator:
     """Evaluates forms for one recorded batch; keeps what does not depend on the cotangent."""
@@ -150,9 +153,10 @@ class FormEvaluator:
 
     def _sums_gradients(self, block: KroneckerBlock, cotangents: int) -> bool:
         """Whether the last of all cotangents is left to the kernel, as a sum of gradients: less work than another."""
-        if self._choice(block, cotangents) == "pairs":
+        positions = self._recording.positions(block)
+        if positions < _MANY_POSITIONS or self._choice(block, cotangents) == "pairs":
             return False
-        return plan_rotation(block, self._recording.positions(block), cotangents).cotangents == cotangents
+        return plan_rotation(block, positions, cotangents).cotangents == cotangents
 
     def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:
         """Whether the block's kernel wants output gradients in the eigenbasis."""
