@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
 from ifcomp.curvature.rotation import plan_rotation
@@ -67,11 +69,19 @@ def checkpoint_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) ->
 
 def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
     """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
-    and, twice, rearranged for a matrix product.
+    and, if need be, twice rearranged for a matrix product.
     """
-    working = max(session.backward_bytes(footprint, examples, cotangents), 3 * examples * footprint.widest_covered)
+    inputs = [shape.numel() * (1 if multiplies_straight(shape) else 3) for shape in footprint.covered.values()]
+    working = max(
+        session.backward_bytes(footprint, examples, cotangents), examples * max(inputs, default=0) * session.item_bytes
+    )
     fixed = footprint.graph + footprint.passing
     return examples * fixed + working + session.label_bytes(examples, cotangents)
+
+
+def multiplies_straight(shape: torch.Size) -> bool:
+    """Whether values [..., G, C, T] are multiplied with themselves as they are, since positions are many."""
+    return shape[-3] == 1 and shape[-1] >= shape[-2]
 
 
 def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:

@@ -21,7 +21,7 @@ from ifcomp.curvature.factors import (
     FitSettings,
     covariance_sums,
 )
-from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents
+from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents, multiplies_straight
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.rotation import (
     plan_rotation,
@@ -200,7 +200,7 @@ def _output_products(recording: Recording, block: RecordedBlock, backward: Backw
 
 def _products(values: Tensor) -> Tensor:
     """``sum_bt v v^T`` [G, C, C] of values [B, G, C, T]; where positions are many, without rearranging them."""
-    if values.shape[1] == 1 and values.shape[3] >= values.shape[2]:
+    if multiplies_straight(values.shape):
         each = values[:, 0]
         return torch.addbmm(each.new_zeros(()), each, each.transpose(1, 2), beta=0).unsqueeze(0)
     return torch.einsum("bgjt,bgkt->gjk", values, values)

@@ -45,7 +45,7 @@ class Footprint:
         positions: T of every Kronecker block that ran.
         passing: The example itself, and the largest input of a layer, padded or rotated.
         widest: The largest canonical input of a block.
-        widest_covered: The largest of what input covariances are made from: less than that where offsets are shared.
+        covered: What input covariances are made from, [G, C, T], by block: channels only where offsets are shared.
     """
 
     graph: int
@@ -55,7 +55,7 @@ class Footprint:
     positions: Mapping[str, int]
     passing: int
     widest: int
-    widest_covered: int
+    covered: Mapping[str, torch.Size]
 
 
 class Holds(Protocol):
@@ -255,10 +255,11 @@ class Session:
             use.value.numel() for block in norms if block.has_weight for use in recording.uses.get(block.name, [])
         ]
         columns = {block.name: block.groups * block.columns * positions[block.name] for block in kronecker}
-        covered = columns | {
-            block.name: sum(use.value.numel() for use in recording.uses[block.name])
-            for block in kronecker
+        covered = {
+            block.name: recording.channels(block).shape[1:]
             if block.shared_offsets
+            else torch.Size((block.groups, block.columns, positions[block.name]))
+            for block in kronecker
         }
         item = self.item_bytes
         return Footprint(
@@ -270,7 +271,7 @@ class Session:
             passing=sum(value.nbytes for value in example.tensors())
             + 2 * max((use.value.nbytes for uses in recording.uses.values() for use in uses), default=0),
             widest=max(columns.values(), default=0) * item,
-            widest_covered=max(covered.values(), default=0) * item,
+            covered=covered,
         )
 
     def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int, inputs: int | None = None) -> int:
