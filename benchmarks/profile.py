@@ -92,7 +92,7 @@ class Clocks:
         replaced: list[tuple[object, str, Callable[..., Any]]] = [
             (Recording, "stream", lambda *arguments: self._cut(stream, *arguments)),
             (Recording, "rows", self._clock(self.rotation, rows, lambda _, block, __: block.name)),
-            (forms, "apply_basis", self._clock(self.rotation, forms.apply_basis, self._basis_layer)),
+            (forms, "put_rows", self._clock(self.rotation, forms.put_rows, self._basis_layer)),
             (forms, "direct_forms", self._clock(self.kernel, forms.direct_forms, self._direct_layer)),
             (forms, "pair_matrix", self._pair_matrix(forms.pair_matrix)),
             (forms, "pair_forms", self._clock(self.kernel, forms.pair_forms, lambda pairs, _: self._pairs[id(pairs)])),
@@ -112,8 +112,8 @@ class Clocks:
 
         return run
 
-    def _basis_layer(self, basis: Tensor, *_: Tensor) -> str:
-        return self._bases[id(basis)]
+    def _basis_layer(self, room: Tensor, found: Tensor, basis: Tensor | None) -> str:
+        return self._bases.get(id(basis), "")  # what is only copied is of no layer
 
     def _direct_layer(self, recording: Recording, block: KroneckerBlock, *_: Any) -> str:
         self.chosen[block.name] = "direct", recording.positions(block), block

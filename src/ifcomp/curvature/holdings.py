@@ -69,9 +69,9 @@ def checkpoint_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) ->
 
 def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
     """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
-    and, if need be, twice rearranged for a matrix product.
+    and get ones for the bias, and, if need be, rearranged for a matrix product.
     """
-    inputs = [shape.numel() * (1 if multiplies_straight(shape) else 3) for shape in footprint.covered.values()]
+    inputs = [shape.numel() * (2 if multiplies_straight(shape) else 3) for shape in footprint.covered.values()]
     working = max(
         session.backward_bytes(footprint, examples, cotangents), examples * max(inputs, default=0) * session.item_bytes
     )

@@ -127,7 +127,7 @@ class Recording:
                 take(block, found)
             return
         for index, cotangent in enumerate(cotangents):
-            self._stream(cotangent, blocks, partial(_hand_on, take, slice(index, index + 1)))
+            self.stream(cotangent, blocks, partial(_hand_on, take, slice(index, index + 1)))
 
     def backward(self, cotangent: Tensor) -> Gradients:
         """Gradients of ``sum(logits * cotangent)`` at every layer output; of all together for cotangents [C, B, K]."""
@@ -138,7 +138,7 @@ class Recording:
             check_half(found)
         return Gradients(dict(enumerate(found)), unscale)
 
-    def _stream(
+    def stream(
         self, cotangent: Tensor, blocks: Iterable[RecordedBlock], take: Callable[[RecordedBlock, Gradients], None]
     ) -> None:
         """Gradients of one cotangent, handed on block by block, as soon as backward has reached all uses of a block.
