@@ -140,7 +140,6 @@ SCRIPTED: dict[str, tuple[Callable[[], nn.Module], list[OracleBlock]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", SCRIPTED)
 def test_scripted_models_have_diagonal_blocks(kind: str) -> None:
     make, blocks = SCRIPTED[kind]
@@ -149,7 +148,6 @@ def test_scripted_models_have_diagonal_blocks(kind: str) -> None:
     assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_scripted_part_has_diagonal_blocks() -> None:
     model = net()
     model.body = torch.jit.script(model.body)
@@ -158,7 +156,6 @@ def test_a_scripted_part_has_diagonal_blocks() -> None:
     assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_frozen_script_is_refused() -> None:
     with pytest.raises(ModelError) as caught:
         IFComp(torch.jit.freeze(torch.jit.script(net())))
