@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test faults fuzz lint docs bench clean
+.PHONY: setup demo test test-lowest coverage faults fuzz lint docs bench clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,17 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+test-lowest:  # the lowest version of every dependency, in an environment of its own
+	test -x $(VENV)-lowest/bin/python || $(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet -r requirements-lowest.txt -e .
+	$(VENV)-lowest/bin/python -m pytest -n 2
+
+coverage: setup  # of lines and branches, commands and distributed processes included
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -n 2
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 faults: setup
 	$(BIN)/python tests/faults/kill_many.py
@@ -38,4 +49,4 @@ fuzz: setup  # needs atheris: .venv/bin/python -m pip install atheris==3.0.0
 	$(BIN)/python -m fuzz
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest .coverage* site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

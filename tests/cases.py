@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -344,9 +345,8 @@ def weight_normalised() -> nn.Module:
 
 def bert() -> nn.Module:
     """BERT for sequence classification, from a tiny configuration and without a download."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
         vocab_size=12,
         hidden_size=8,
         num_hidden_layers=2,
@@ -357,7 +357,7 @@ def bert() -> nn.Module:
         num_labels=3,
         initializer_range=0.4,
     )
-    return BertForSequenceClassification(config)
+    return transformers.BertForSequenceClassification(config)
 
 
 def bert_blocks() -> tuple[OracleBlock, ...]:

@@ -539,7 +539,8 @@ def separate_attention(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     packed = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     for name, module in packed:
-        model.set_submodule(name, SeparateAttention(module))
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, SeparateAttention(module))
     return model
 
 

@@ -262,9 +262,8 @@ def slices(batch: dict[str, Tensor], size: int = 4) -> list[dict[str, Tensor]]:
 
 
 def encodings() -> list[Any]:
-    from transformers import BatchEncoding
-
-    return [BatchEncoding(part) for part in slices(text())]
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    return [transformers.BatchEncoding(part) for part in slices(text())]
 
 
 def collated() -> DataLoader[Any]:
@@ -315,9 +314,8 @@ def test_padding_that_is_masked_does_not_matter() -> None:
 
 
 def tiny_vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.ViTConfig(
         image_size=8,
         patch_size=4,
         num_channels=1,
@@ -328,7 +326,7 @@ def tiny_vit() -> nn.Module:
         num_labels=3,
         initializer_range=0.4,
     )
-    return ViTForImageClassification(config)
+    return transformers.ViTForImageClassification(config)
 
 
 def images(size: int = 7) -> Tensor:

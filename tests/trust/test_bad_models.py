@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing import assert_close
@@ -116,6 +116,10 @@ def test_a_wrapped_model_works_as_before() -> None:
 
 
 def sharded(model: nn.Module) -> nn.Module:
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import fully_shard
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     return model
 
@@ -140,7 +144,6 @@ SCRIPTED: dict[str, tuple[Callable[[], nn.Module], list[OracleBlock]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", SCRIPTED)
 def test_scripted_models_have_diagonal_blocks(kind: str) -> None:
     make, blocks = SCRIPTED[kind]
@@ -149,7 +152,6 @@ def test_scripted_models_have_diagonal_blocks(kind: str) -> None:
     assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_scripted_part_has_diagonal_blocks() -> None:
     model = net()
     model.body = torch.jit.script(model.body)
@@ -158,7 +160,6 @@ def test_a_scripted_part_has_diagonal_blocks() -> None:
     assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_frozen_script_is_refused() -> None:
     with pytest.raises(ModelError) as caught:
         IFComp(torch.jit.freeze(torch.jit.script(net())))

@@ -246,7 +246,7 @@ def test_objects_in_arrays_and_tables_are_not_unpickled(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("a", pa.binary(), metadata=kind)])
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table([[pickle.dumps(traps[0, 0])]], schema=schema), path)
-    refusal("parquet", path, "not numeric")
+    refusal("parquet", path, "not numeric|pickle-based deserialization .* disabled")  # by us, or by older pyarrow
     assert not mark.exists()
 
 
@@ -402,6 +402,13 @@ def test_the_header_without_lies_is_read(tmp_path: Path) -> None:
 # Content that lies ---------------------------------------------------------------------------------------------------
 
 
+def in_safetensors(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    try:
+        return save(tensors, metadata)
+    except KeyError as error:  # how older ones say it
+        pytest.skip(f"this version of safetensors writes no {error}")
+
+
 def damaged_fit(tmp_path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> Path:
     path = tmp_path / "run.ifcomp"
     fitted().save(path)
@@ -409,7 +416,8 @@ def damaged_fit(tmp_path: Path, change: Callable[[dict[str, Any], dict[str, torc
     metadata = json.loads(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]["ifcomp"])
     tensors = load(content)
     change(metadata, tensors)
-    path.write_bytes(save(tensors, {"ifcomp": json.dumps(metadata).replace('"@deep"', "[" * 9000 + "]" * 9000)}))
+    words = json.dumps(metadata).replace('"@deep"', "[" * 9000 + "]" * 9000)
+    path.write_bytes(in_safetensors(tensors, {"ifcomp": words}))
     return path
 
 
@@ -467,10 +475,14 @@ def test_moments_that_cannot_be_are_refused(damage: str, tmp_path: Path) -> None
     refusal("moments", path)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64], ids=str)
+def test_weights_of_another_type_are_not_filled_in_silently(kind: torch.dtype, tmp_path: Path) -> None:
+    weights = {"0.weight": torch.ones(3, 4, dtype=kind), "0.bias": torch.ones(3)}
+    path = written(tmp_path, "safetensors", in_safetensors(weights))
+    refusal("safetensors", path, r"of another type: 0.weight torch\.")
+
+
 def test_weights_of_another_kind_are_not_filled_in_silently(tmp_path: Path) -> None:
-    for weight in (torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, dtype=torch.complex64)):
-        path = written(tmp_path, "safetensors", save({"0.weight": weight, "0.bias": torch.ones(3)}))
-        refusal("safetensors", path, r"of another type: 0.weight torch\.")
     for weight in (torch.empty(3, 4, device="meta"), torch.ones(3, 4).to_sparse()):
         path = written(tmp_path, "torch", hostile.saved({"0.weight": weight, "0.bias": torch.ones(3)}))
         refusal("torch", path)

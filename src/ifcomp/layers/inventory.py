@@ -226,10 +226,10 @@ def _uncovered(offenders: Mapping[str, str], sizes: Mapping[str, int]) -> Uncove
 def check_model(model: nn.Module) -> None:
     """Raise ModelError or NonFiniteError for a model that cannot be used whatever the data is."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
+    check_transparent(model)  # first: torch 2.4 takes sharded parameters for uninitialised ones
     lazy = [name for name, value in tensors if isinstance(value, UninitializedParameter | UninitializedBuffer)]
     if lazy:
         raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
-    check_transparent(model)
     if any(value.is_inference() for _, value in tensors):
         raise ModelError(
             "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "
