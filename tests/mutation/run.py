@@ -1,8 +1,8 @@
 """Mutation testing: small changes of the code that a test must notice.
 
-``python tests/mutation/run.py [PART ...] [--sample N] [--seed S]``: mutmut runs each part that pyproject.toml lists under
-``tool.ifcomp.mutants`` with the tests named there, in ``mutants/PART``, where results stay and are taken up again. With
-``--sample`` it tries N random mutants of a part. ``mutants/results.json`` gets the outcome of every mutant.
+``python tests/mutation/run.py [PART ...] [--sample N] [--seed S] [--again]``: mutmut runs each part that pyproject.toml
+lists under ``tool.ifcomp.mutants`` with the tests named there, in ``mutants/PART``, where results stay and are taken up
+again. With ``--sample`` it tries N random mutants of a part. ``mutants/results.json`` gets the outcome of every mutant.
 """
 
 import argparse
@@ -83,9 +83,9 @@ def chosen(folder: Path, part: dict[str, list[str] | str], size: int, seed: int,
         for path in sorted(ROOT.glob(pattern))
         for name in mutate_file_contents(str(path), path.read_text(), None, None).mutant_names
     ]
-    some = random.Random(seed).sample(names, min(size, len(names)))
+    random.Random(seed).shuffle(names)
     known = outcomes(folder)
-    return [name for name in some if known.get(name, "not tried") in {"not tried", *again}]
+    return [name for name in names[:size] if known.get(name, "not tried") in {"not tried", *again}]
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
     tried = {name: outcomes(ROOT / "mutants" / name) for name in parts}
     (ROOT / "mutants" / "results.json").write_text(json.dumps(tried, indent=1))
     for name, found in tried.items():
-        print(name, {outcome: list(found.values()).count(outcome) for outcome in sorted(set(found.values()))})
+        print(name, {outcome: list(found.values()).count(outcome) for outcome in sorted(set(found.values()))})  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""Blocks without a model: sizes alone, for what is computed from sizes."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
+from ifcomp.layers.session import Footprint
+
+
+@dataclass(frozen=True)
+class Kronecker(KroneckerBlock):
+    """A block of some shape that no model has."""
+
+    def input_axes(self, value: Tensor) -> int:
+        raise NotImplementedError
+
+    def positions(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Indexed(IndexedBlock):
+    """A table of some shape that no model has."""
+
+    def input_axes(self, value: Tensor) -> int:
+        raise NotImplementedError
+
+
+def kronecker(name: str, groups: int, rows: int, channels: int, offsets: int = 1, bias: bool = True) -> Kronecker:
+    columns = channels if offsets == 1 else channels * offsets + bias
+    size = groups * rows * columns
+    return Kronecker(name, "", (name,), size, groups, rows, channels, offsets, True, bias, 0)
+
+
+def table(name: str, entries: int, width: int) -> Indexed:
+    return Indexed(name, "", (name,), entries * width, entries, width, None)
+
+
+def other(name: str, size: int) -> OtherBlock:
+    return OtherBlock(name, "", (name,), size)
+
+
+def footprint(**sizes: object) -> Footprint:
+    """Nothing but what is named."""
+    names = ("graph", "gradients", "normalised", "rows", "passing", "widest", "widest_covered")
+    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, **sizes})
