@@ -77,14 +77,14 @@ def chosen(folder: Path, part: dict[str, list[str] | str], size: int, seed: int,
     from mutmut.mutation.file_mutation import mutate_file_contents
     from mutmut.utils.format_utils import get_mutant_name
 
-    names = [
+    known = outcomes(folder)
+    names = list(known) or [
         get_mutant_name(path.relative_to(ROOT), name)
         for pattern in part["files"]
         for path in sorted(ROOT.glob(pattern))
         for name in mutate_file_contents(str(path), path.read_text(), None, None).mutant_names
     ]
     random.Random(seed).shuffle(names)
-    known = outcomes(folder)
     return [name for name in names[:size] if known.get(name, "not tried") in {"not tried", *again}]
 
 
