@@ -98,6 +98,22 @@ def test_the_second_pass_goes_on_from_its_sums() -> None:
             assert found.blocks[name].basis is basis[name]
 
 
+def test_sums_are_those_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with the same data: twice the sums and examples, the same means."""
+    ifc = predictor()
+    alone = fit_covariances(ifc._session, HALVES, SETTINGS)[0]
+    monkeypatch.setattr("ifcomp.curvature.passes.add_up", lambda tensors: [tensor.mul_(2) for tensor in tensors])
+    found = fit_covariances(ifc._session, HALVES, SETTINGS)[0]
+    assert found.count == 2 * alone.count
+    for name, expected in covariance_sums([alone]).items():
+        assert_same(covariance_sums([found])[name], 2 * expected)
+    basis = {name: block.basis for name, block in ifc.factors.blocks.items() if block.basis is not None}
+    both = fit_second_moments(ifc._session, HALVES, SETTINGS[:1], [basis])[0]
+    assert both.count == 12
+    for name, block in ifc.factors.blocks.items():
+        assert_same(both.blocks[name].second_moments, block.second_moments)
+
+
 def test_a_pass_over_nothing_is_zero() -> None:
     ifc = predictor()
     basis = {name: block.basis for name, block in ifc.factors.blocks.items() if block.basis is not None}
