@@ -1,7 +1,9 @@
-"""Blocks without a model: sizes alone, for what is computed from sizes."""
+"""Blocks and recordings without a model: sizes alone, or inputs that are typed in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
@@ -48,3 +50,24 @@ def footprint(**sizes: object) -> Footprint:
     """Nothing but what is named."""
     names = ("graph", "gradients", "normalised", "rows", "passing", "widest", "widest_covered")
     return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, **sizes})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A forward pass with these inputs of a block, [B, G, J, T]; where offsets are shared, of one channel each."""
+
+    inputs: Tensor
+
+    @property
+    def batch(self) -> int:
+        return len(self.inputs)
+
+    def positions(self, _: KroneckerBlock) -> int:
+        return self.inputs.shape[3]
+
+    def columns(
+        self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None, examples: slice = slice(None)
+    ) -> Tensor:
+        assert (rotate is not None) == block.shared_offsets
+        some = self.inputs[examples]
+        return some if rotate is None else torch.cat([rotate(part) for part in some.split(1, 2)], 2)

@@ -1,7 +1,6 @@
 """Small pieces of the curvature against numbers worked out by hand or by plain Python."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from blocks import kronecker
+from blocks import Recorded, kronecker
 from ifcomp.curvature.factors import (
     Basis,
     BlockFactors,
@@ -36,7 +35,6 @@ from ifcomp.curvature.labels import (
 )
 from ifcomp.curvature.rotation import RotationPlan, apply_basis, rotated_columns, rotated_slabs, sum_equal_indices
 from ifcomp.errors import MergeError, NonFiniteError, SettingError
-from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.inventory import Coverage
 
 
@@ -312,18 +310,6 @@ BASIS = Basis(
 )
 
 
-class Recorded:
-    """A forward pass whose inputs are typed in; with shared offsets the first axis of each half is a channel."""
-
-    batch = B
-
-    def columns(self, block: KroneckerBlock, rotate: Any = None, examples: slice = slice(None)) -> Tensor:
-        assert (rotate is not None) == block.shared_offsets
-        if rotate is None:
-            return COLUMNS[examples]
-        return torch.cat([rotate(part) for part in COLUMNS[examples].split(1, 2)], 2)
-
-
 @pytest.mark.parametrize(("examples", "unfolded"), [(1, 1), (2, 4), (2, 2), (3, 3), (9, 9)])
 @pytest.mark.parametrize(("cotangents", "rows"), [(1, 1), (2, 2), (3, 3)])
 @pytest.mark.parametrize("outputs_first", [True, False])
@@ -335,7 +321,7 @@ def test_slabs_are_all_rotated_gradients(
     given = torch.einsum("gpo,bgcpt->bgcot", BASIS.outputs, ROWS) if outputs_first else ROWS
     expected = torch.einsum("gpo,bgcpt,bgkt,gkj->bgcoj", BASIS.outputs, ROWS, COLUMNS, BASIS.inputs)
     found = torch.full_like(expected, torch.nan)
-    for slab in rotated_slabs(Recorded(), kronecker("x", G, R, J), BASIS, given, plan):
+    for slab in rotated_slabs(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS, given, plan):
         there = (slab.examples, slice(None), slab.cotangents, slab.rows)
         assert found[there].isnan().all(), "twice"
         found[there] = slab.gradients
@@ -345,11 +331,11 @@ def test_slabs_are_all_rotated_gradients(
 
 def test_inputs_are_rotated_before_they_are_unfolded_where_offsets_share_a_basis() -> None:
     shared = Basis(BASIS.inputs[:, :1, :1], BASIS.outputs)
-    found = rotated_columns(Recorded(), kronecker("x", G, R, 1, offsets=2, bias=False), shared, slice(1, 3))
+    found = rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, 1, offsets=2, bias=False), shared, slice(1, 3))
     assert_close(found, torch.einsum("g,bgjt->bgjt", BASIS.inputs[:, 0, 0], COLUMNS[1:3]))
-    found = rotated_columns(Recorded(), kronecker("x", G, R, J), BASIS, slice(1, 3))
+    found = rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS, slice(1, 3))
     assert_close(found, torch.einsum("gkj,bgkt->bgjt", BASIS.inputs, COLUMNS[1:3]))
-    assert rotated_columns(Recorded(), kronecker("x", G, R, J), BASIS).shape == (B, G, J, T)
+    assert rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS).shape == (B, G, J, T)
 
 
 def test_a_total_that_rounding_reaches_does_not_draw_beyond_the_labels() -> None:

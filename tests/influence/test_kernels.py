@@ -1,0 +1,49 @@
+"""Both kernels against sums over explicit gradients, on inputs and output gradients that are typed in."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from blocks import Recorded, kronecker
+from ifcomp.curvature import rotation
+from ifcomp.curvature.factors import Basis
+from ifcomp.curvature.rotation import plan_rotation
+from ifcomp.influence import kernels
+
+B, G, C, R, J, T = 5, 2, 3, 4, 2, 3
+BLOCK = kronecker("x", G, R, J)
+RANDOM = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=RANDOM, dtype=torch.float64)
+
+
+RECORDED, ROWS, BASIS = Recorded(normal(B, G, J, T)), normal(B, G, C, R, T), Basis(normal(G, J, J), normal(G, R, R))
+WEIGHTS = normal(G, R, J).square()
+
+TURNED = torch.einsum("gpo,bgcpt->bgcot", BASIS.outputs, ROWS)
+INPUTS = torch.einsum("gkj,bgkt->bgjt", BASIS.inputs, RECORDED.inputs)
+GRADIENTS = torch.einsum("bgcot,bgjt->bgcoj", TURNED, INPUTS)
+PRODUCTS = torch.einsum("bgcoj,goj,bgdoj->bcd", GRADIENTS, WEIGHTS, GRADIENTS)
+FORMS = PRODUCTS.diagonal(dim1=1, dim2=2)
+
+
+@pytest.mark.parametrize("slab", [3, 7, 13, 50, 1 << 19])
+def test_direct(slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs of part of a row up to all: 3 x 8 x 2 numbers are the gradients of one example."""
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
+    rows = TURNED if plan_rotation(BLOCK, T, C).outputs_first else ROWS
+    assert_close(kernels.direct_forms(RECORDED, BLOCK, BASIS, WEIGHTS, rows), FORMS)
+    assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
+
+
+@pytest.mark.parametrize("entries", [1, 50, 1 << 22])
+def test_pairs(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two examples of 2 x 6 x 2 products are 48."""
+    monkeypatch.setattr(kernels, "_PAIR_ENTRIES", entries)
+    pairs = kernels.pair_matrix(RECORDED, BLOCK, BASIS, WEIGHTS)
+    assert_close(pairs, torch.einsum("goj,bgjt,bgju->bgotu", WEIGHTS, INPUTS, INPUTS))
+    assert_close(kernels.pair_forms(pairs, TURNED), FORMS)
+    assert_close(kernels.pair_products(pairs, TURNED), PRODUCTS)
