@@ -15,7 +15,9 @@ from ifcomp.checkpoints import Work
 from ifcomp.curvature.eigen import basis_tensors, eigenbases
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, FitSettings, covariance_sums
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.errors import CheckpointError
+from ifcomp.errors import CheckpointError, LabelError
+from ifcomp.layers.session import Footprint
+from ifcomp.memory import Budget
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 HALVES = [as_batch(X[:2]), as_batch(X[2:])]
@@ -112,6 +114,34 @@ def test_sums_are_those_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert both.count == 12
     for name, block in ifc.factors.blocks.items():
         assert_same(both.blocks[name].second_moments, block.second_moments)
+
+
+def test_pieces_are_as_large_as_what_is_held_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 of 100 bytes are left, and an example takes 15 for up to 3 cotangents, one for each label."""
+    session, asked, seen = predictor()._session, [], []
+    record = session.record
+
+    def holds(footprint: Footprint, examples: int, cotangents: int) -> int:
+        asked.append(cotangents)
+        return 15 * examples
+
+    monkeypatch.setattr(session, "record", lambda piece: seen.append(piece.size) or record(piece))
+    steps = [(Budget(100, 60), holds), (Budget(100, 85), holds)]
+    monkeypatch.setattr("ifcomp.curvature.passes.fit_steps", lambda *given: steps if given[1:] == (2, 77) else None)
+    found = fit_covariances(session, [as_batch(X)], SETTINGS, 77)
+    assert seen == [2, 2, 2]
+    assert set(asked) == {3}
+    seen.clear()
+    fit_second_moments(session, [as_batch(X[:3])], SETTINGS, eigenbases(found), 77)
+    assert seen == [1, 1, 1]
+
+
+def test_labels_are_looked_at_where_they_are_needed() -> None:
+    session, targets = predictor()._session, as_batch((X, torch.rand(6)))
+    assert fit_covariances(session, [targets], SETTINGS)[0].count == 6
+    for wrong in (targets, as_batch(X)):
+        with pytest.raises(LabelError):
+            fit_covariances(session, [wrong], [SETTINGS[0], FitSettings(fisher="empirical")])
 
 
 def test_a_pass_over_nothing_is_zero() -> None:
