@@ -144,10 +144,11 @@ SIZES = [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (8, 1), (8, 3), (8, 4), (8, 7),
 
 @pytest.mark.parametrize(("classes", "probes"), SIZES)
 def test_directions_are_orthogonal_and_give_every_class_the_same_weight(classes: int, probes: int) -> None:
-    found = torch.from_numpy(_directions(classes, probes, 3))
-    assert found.shape == (classes, probes)
-    assert_close(found.T @ found, torch.eye(probes, dtype=found.dtype) * classes / probes, rtol=0, atol=1e-12)
-    assert_close(found.square().sum(1), torch.ones(classes, dtype=found.dtype))
+    for seed in range(6):
+        found = torch.from_numpy(_directions(classes, probes, seed))
+        assert found.shape == (classes, probes)
+        assert_close(found.T @ found, torch.eye(probes, dtype=found.dtype) * classes / probes, rtol=0, atol=1e-12)
+        assert_close(found.square().sum(1), torch.ones(classes, dtype=found.dtype))
 
 
 def test_directions_are_drawn_from_the_seed() -> None:

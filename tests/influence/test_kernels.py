@@ -10,6 +10,7 @@ from ifcomp.curvature import rotation
 from ifcomp.curvature.factors import Basis
 from ifcomp.curvature.rotation import plan_rotation
 from ifcomp.influence import kernels
+from ifcomp.layers.block import KroneckerBlock
 
 B, G, C, R, J, T = 5, 2, 3, 4, 2, 3
 BLOCK = kronecker("x", G, R, J)
@@ -39,11 +40,20 @@ def test_direct(slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
 
 
-@pytest.mark.parametrize("entries", [1, 50, 1 << 22])
-def test_pairs(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("entries", "pieces"), [(1, [1] * 5), (20, [1] * 5), (50, [2, 2, 1]), (1 << 22, [5])])
+def test_pairs(entries: int, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two examples of 2 x 6 x 2 products are 48."""
+    rotate, sizes = kernels.rotated_columns, []
+
+    def noted(recording: Recorded, block: KroneckerBlock, basis: Basis, examples: slice) -> Tensor:
+        found = rotate(recording, block, basis, examples)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(kernels, "rotated_columns", noted)
     monkeypatch.setattr(kernels, "_PAIR_ENTRIES", entries)
     pairs = kernels.pair_matrix(RECORDED, BLOCK, BASIS, WEIGHTS)
+    assert sizes == pieces
     assert_close(pairs, torch.einsum("goj,bgjt,bgju->bgotu", WEIGHTS, INPUTS, INPUTS))
     assert_close(kernels.pair_forms(pairs, TURNED), FORMS)
     assert_close(kernels.pair_products(pairs, TURNED), PRODUCTS)
