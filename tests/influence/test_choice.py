@@ -67,7 +67,7 @@ def held(monkeypatch: pytest.MonkeyPatch, at_once: int, conditions: dict[str, fl
     monkeypatch.setattr(choice, "slab_bytes", lambda *given: asked.append(given) or 7)
     monkeypatch.setattr(choice, "_PAIR_ENTRIES", entries)
     weights = {name: Weights(torch.ones(1), 1.0, condition) for name, condition in conditions.items()}
-    there, own = footprint(positions={"grouped": 0, "wide": 2, "tall": 1, "table": 3}), session()
+    there, own = footprint(positions={"wide": 2, "tall": 1, "table": 3}), session()
     found = choice.form_bytes(own, weights, 10, there, 4, at_once)
     assert asked == [(own, there, 4, at_once)]
     return found - 7

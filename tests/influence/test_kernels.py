@@ -1,11 +1,16 @@
-"""Both kernels against sums over explicit gradients, on inputs and output gradients that are typed in."""
+"""Both kernels against sums over explicit gradients, on inputs and output gradients that are typed in; the scales of
+inverse curvature, and layers that some inputs do not reach.
+"""
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from blocks import Recorded, kronecker
+from cases import LAYER_CASES, seeded
+from comparison import as_type, fitted, oracle_blocks, oracle_influence, oracle_kernel
+from ifcomp import IFComp
 from ifcomp.curvature import rotation
 from ifcomp.curvature.factors import Basis
 from ifcomp.curvature.rotation import plan_rotation
@@ -57,3 +62,41 @@ def test_pairs(entries: int, pieces: list[int], monkeypatch: pytest.MonkeyPatch)
     assert_close(pairs, torch.einsum("goj,bgjt,bgju->bgotu", WEIGHTS, INPUTS, INPUTS))
     assert_close(kernels.pair_forms(pairs, TURNED), FORMS)
     assert_close(kernels.pair_products(pairs, TURNED), PRODUCTS)
+
+
+# Scales and branches -------------------------------------------------------------------------------------------------
+
+CASES = {case.name: case for case in LAYER_CASES}
+
+
+@pytest.mark.parametrize("name", ["linear_tokens", "layernorm_no_bias", "embedding_positions_flat"])
+def test_scales_are_multiplied_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an upper limit of 1e-3 every block's weights are scaled."""
+    case = CASES[name]
+    ifc, inputs, blocks = fitted(case), as_type(case.sample(5), torch.float64), oracle_blocks(case)
+    monkeypatch.setattr("ifcomp.influence.weights._LARGEST", 1e-3)
+    assert_close(ifc.influence(inputs), oracle_influence(ifc, ifc.model, blocks, inputs, 1e-3), rtol=1e-9, atol=0)
+    expected = oracle_kernel(ifc, ifc.model, blocks, inputs, 1e-3)
+    assert_close(ifc.logit_kernel(inputs), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+
+
+class Branch(nn.Module):
+    """A layer and a normalisation that only wide inputs go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.norm, self.head = nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.wide(x)) if x.shape[1] == 6 else x)
+
+
+def test_layers_that_do_not_run_count_nothing() -> None:
+    """Narrow inputs see the head alone: ``v^T M v`` from the dense head."""
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ifc = IFComp(seeded(Branch)().double(), fisher="exact", damping=1e-2).fit([x])
+    alone = IFComp(ifc.model, fisher="exact", damping=1e-2, layers=["head"]).fit([x])
+    narrow = x[:5, :4]
+    assert_close(ifc.influence(narrow), alone.influence(narrow), rtol=1e-10, atol=0)
+    assert_close(ifc.logit_kernel(narrow), alone.logit_kernel(narrow), rtol=1e-10, atol=0)
+    assert (ifc.influence(x[:5]) > alone.influence(x[:5])).all()
