@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test test-lowest coverage faults fuzz lint docs bench clean
+.PHONY: setup demo test test-lowest coverage faults fuzz mutants lint docs bench clean
 
 setup: $(STAMP)
 
@@ -48,5 +48,8 @@ bench: setup
 fuzz: setup  # needs atheris: .venv/bin/python -m pip install atheris==3.0.0
 	$(BIN)/python -m fuzz
 
+mutants: setup  # needs mutmut: .venv/bin/python -m pip install mutmut==3.8.0
+	$(BIN)/python tests/mutation/run.py
+
 clean:
-	rm -rf $(VENV) $(VENV)-lowest .coverage* site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest .coverage* site mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

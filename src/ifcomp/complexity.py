@@ -45,7 +45,7 @@ def pnml_distribution(
     return hindsight / hindsight.sum(1, keepdim=True)
 
 
-def hindsight_probabilities(probability: Tensor, influence: Tensor, count: int, alpha: float = 1.0) -> Tensor:
+def hindsight_probabilities(probability: Tensor, influence: Tensor, count: int, alpha: float) -> Tensor:
     """``p_y (1 + alpha/n IF_y)``: the label's probability if the model could have seen it; not normalised, [B, K]."""
     return probability * (1 + alpha / count * influence)
 

@@ -86,9 +86,8 @@ def _directions(classes: int, probes: int, seed: int) -> np.ndarray:
     alone.
     """
     generator = np.random.default_rng(seed % 2**64)
-    singles = [0] if classes % 2 else [0, classes // 2]
     pairs = [(j, classes - j) for j in range(1, (classes + 1) // 2)]
-    alone = singles[: _alone(classes, probes)]
+    alone = [0, classes // 2][: _alone(classes, probes)]  # of an odd number the first alone
     chosen = generator.permutation(len(pairs))[: (probes - len(alone)) // 2]
     columns = np.array([*alone, *(column for index in chosen for column in pairs[index])])
     angles = 2 * np.pi * np.outer(generator.permutation(classes), columns) / classes

@@ -1,0 +1,73 @@
+"""Blocks and recordings without a model: sizes alone, or inputs that are typed in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
+from ifcomp.layers.session import Footprint
+
+
+@dataclass(frozen=True)
+class Kronecker(KroneckerBlock):
+    """A block of some shape that no model has."""
+
+    def input_axes(self, value: Tensor) -> int:
+        raise NotImplementedError
+
+    def positions(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Indexed(IndexedBlock):
+    """A table of some shape that no model has."""
+
+    def input_axes(self, value: Tensor) -> int:
+        raise NotImplementedError
+
+
+def kronecker(name: str, groups: int, rows: int, channels: int, offsets: int = 1, bias: bool = True) -> Kronecker:
+    columns = channels if offsets == 1 else channels * offsets + bias
+    size = groups * rows * columns
+    return Kronecker(name, "", (name,), size, groups, rows, channels, offsets, True, bias, 0)
+
+
+def table(name: str, entries: int, width: int) -> Indexed:
+    return Indexed(name, "", (name,), entries * width, entries, width, None)
+
+
+def other(name: str, size: int) -> OtherBlock:
+    return OtherBlock(name, "", (name,), size)
+
+
+def footprint(**sizes: object) -> Footprint:
+    """Nothing but what is named."""
+    names = ("graph", "gradients", "normalised", "rows", "passing", "widest", "widest_covered")
+    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, **sizes})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A forward pass with these inputs of a block, [B, G, J, T]; where offsets are shared, of one channel each."""
+
+    inputs: Tensor
+
+    @property
+    def batch(self) -> int:
+        return len(self.inputs)
+
+    def positions(self, _: KroneckerBlock) -> int:
+        return self.inputs.shape[3]
+
+    def columns(
+        self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None, examples: slice = slice(None)
+    ) -> Tensor:
+        assert (rotate is not None) == block.shared_offsets
+        some = self.inputs[examples]
+        return some if rotate is None else torch.cat([rotate(part) for part in some.split(1, 2)], 2)

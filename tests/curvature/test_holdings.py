@@ -1,0 +1,173 @@
+"""Bytes of a fit, and when to rotate, by hand: no model is made."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blocks import footprint, kronecker, other, table
+from ifcomp.curvature import holdings, rotation
+from ifcomp.curvature.factors import FitSettings
+from ifcomp.curvature.rotation import RotationPlan, plan_rotation
+from ifcomp.errors import MemoryLimitError
+
+GROUPED = kronecker("grouped", 2, 3, 5)  # moments [2, 3, 5], inputs [2, 5, 5], outputs [2, 3, 3]: 30, 50 and 18 numbers
+SHARED = kronecker("shared", 1, 4, 3, offsets=9)  # [1, 4, 28], [1, 3, 3], [1, 4, 4]: 112, 9 and 16
+TABLE = table("table", 7, 2)  # [1, 2, 7], none, [1, 2, 2]: 14 and 4
+BARE = other("", 6)
+ALL = (GROUPED, SHARED, TABLE, BARE)
+
+
+def test_shapes() -> None:
+    assert holdings.factor_shapes(GROUPED) == ((2, 3, 5), (2, 5, 5), (2, 3, 3))
+    assert holdings.factor_shapes(SHARED) == ((1, 4, 28), (1, 3, 3), (1, 4, 4))
+    assert holdings.factor_shapes(TABLE) == ((1, 2, 7), None, (1, 2, 2))
+    assert holdings.factor_shapes(BARE) == ((6,), None, None)
+    assert [holdings.block_bytes(block, 4) for block in ALL] == [(120, 200, 72), (448, 36, 64), (56, 0, 16), (24, 0, 0)]
+
+
+def test_what_is_held_whatever_the_data_is() -> None:
+    """Inputs are there once, all else once a fit: 236 + 152 f bytes of covariances, 648 f of second moments."""
+    assert holdings.covariance_bytes(ALL, 4, 3) == 236 + 3 * 152 + 200
+    assert holdings.covariance_bytes(ALL, 4) == 236 + 152 + 200
+    assert holdings.covariance_bytes((SHARED,), 4) == 36 + 64 + 64  # the outputs are the largest
+    assert holdings.covariance_bytes((), 4) == 0
+    assert holdings.eigen_bytes(ALL, 4, 3) == 2 * (236 + 3 * 152) + 50 * 8 * 6  # six matrices in float64
+    assert holdings.eigen_bytes(ALL, 8) == 2 * 2 * (236 + 152) + 50 * 8 * 6
+    assert holdings.eigen_bytes((SHARED,), 4) == 2 * 100 + 16 * 8 * 6
+    assert holdings.eigen_bytes((), 4) == 0
+    assert holdings.factor_bytes(ALL, 4, 3) == 236 + 3 * (152 + 648)
+    assert holdings.factor_bytes(ALL, 4) == 236 + 152 + 648
+    assert holdings.checkpoint_bytes(ALL, 4, 3) == 236 + 3 * (152 + 648)
+    assert holdings.checkpoint_bytes((GROUPED,), 4) == 2 * (200 + 72)
+    assert holdings.checkpoint_bytes((GROUPED,), 4, 2) == 2 * (200 + 2 * 72)
+
+
+def session(**known: Any) -> Any:
+    given = {"label_bytes": lambda examples, cotangents: 1000 * examples + cotangents, "item_bytes": 4, "blocks": ALL}
+    return SimpleNamespace(**{"kronecker": ALL[:3], "num_classes": 10, **given, **known})
+
+
+def test_what_a_piece_of_the_first_pass_holds() -> None:
+    wide = footprint(graph=100, gradients=50, passing=7, widest_covered=20)
+    narrow = footprint(graph=100, gradients=50, passing=7, widest_covered=10)
+    assert holdings.product_bytes(session(), wide, 3, 2) == 3 * (100 + 7 + 60) + 3002
+    assert holdings.product_bytes(session(), narrow, 3, 2) == 3 * (100 + 7 + 50) + 3002
+
+
+@pytest.mark.parametrize(
+    ("positions", "entries"),
+    [
+        (1, 2 * 10 * 4),  # no gradient is formed: inputs and rotated inputs
+        (2, 80 + (80 + 4 * 3 * 30)),  # inputs, their rotation, gradients of 3 cotangents
+        (7, 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
+        (20, 800 + (800 + 4 * 3 * 30)),
+    ],
+)
+def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int) -> None:
+    """Four examples, three cotangents; other work is told the bytes."""
+    asked: list[tuple[Any, ...]] = []
+    own = session(recording_bytes=lambda *given: asked.append(given) or 5)
+    there = footprint(positions={"grouped": positions})
+    assert holdings.slab_bytes(own, there, 4, 3) == 5
+    assert asked == [(there, 4, 3, entries * 4)]
+
+
+def test_gradients_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rotations on the gradient, few inputs at once: one example's 10 x 20 inputs beside 3 x 3 x 10 gradients."""
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 90)
+    monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
+    asked: list[int] = []
+    own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    holdings.slab_bytes(own, footprint(positions={"grouped": 10}), 4, 3)
+    assert asked == [(100 + 3 * 90) * 4]
+
+
+def test_nothing_ran() -> None:
+    own = session(recording_bytes=lambda *given: given[3])
+    assert holdings.slab_bytes(own, footprint(), 4, 3) == 0
+
+
+def test_cotangents_of_a_fit() -> None:
+    exact, sampled = FitSettings(fisher="exact"), FitSettings(label_samples=3)
+    assert holdings.most_cotangents(session(), [sampled, exact]) == 10
+    assert holdings.most_cotangents(session(), [sampled, FitSettings(fisher="empirical")]) == 3
+
+
+def test_both_passes_have_a_budget() -> None:
+    (first, products), (second, slabs) = holdings.fit_steps(session(recording_bytes=lambda *given: 77), 3, 10**6)
+    assert (first.limit, first.held) == (10**6, 236 + 3 * 152 + 200)
+    assert (second.limit, second.held) == (10**6, 236 + 3 * (152 + 648))
+    assert products(footprint(graph=100), 3, 2) == 300 + 3002
+    assert slabs(footprint(), 3, 2) == 77
+
+
+LEAST = 2 * (200 + 72) + 50 * 8 * 6  # eigenvectors of the grouped layer, 2,944 bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "there", "said"),
+    [
+        (LEAST - 1, None, "max_memory is 2.9 kB."),
+        (LEAST - 1, 10**9, "max_memory is 2.9 kB."),
+        (None, 12, "there are only 12 B."),
+        (10**9, 12, "there are only 12 B."),
+    ],
+)
+def test_too_little_room_for_the_factors(limit: int | None, there: int | None, said: str) -> None:
+    with pytest.raises(MemoryLimitError) as caught:
+        holdings.check_factors((GROUPED,), 4, 1, limit, there)
+    first, *_ = str(caught.value).splitlines()
+    assert first.startswith("The factors of this fit need 2.9 kB (2,944 bytes) at their largest, but " + said)
+
+
+def test_enough_room_for_the_factors() -> None:
+    for limit, there in ((LEAST, None), (None, LEAST), (LEAST, LEAST), (None, None)):
+        holdings.check_factors((GROUPED,), 4, 1, limit, there)
+    with pytest.raises(MemoryLimitError):
+        holdings.check_factors((GROUPED,), 4, 2, LEAST, None)
+
+
+def test_the_largest_layers_are_described_largest_first() -> None:
+    few = [other(f"bare{size}", size) for size in (1, 2, 3)]
+    with pytest.raises(MemoryLimitError) as caught:
+        holdings.check_factors((*few, BARE, TABLE, SHARED, GROUPED), 4, 1, 1, None)
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  shared: 36 B for the covariance of 3 inputs, 64 B for that of 4 outputs, 448 B for second moments",
+        "  grouped: 200 B for the covariance of 5 inputs, 72 B for that of 3 outputs, 120 B for second moments",
+        "  table: 72 B for 14 parameters",
+        "  (model): 24 B for 6 parameters",
+        "  bare3: 12 B for 3 parameters",
+    ]
+
+
+# When to rotate -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "positions", "cotangents", "expected"),
+    [
+        # gradients of one example: 3 x 10 for each of 3 cotangents, 90 of 100 entries
+        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 3, 50)),
+        ((2, 3, 5), 2, 1, RotationPlan(True, True, 3, 1, 3, 48)),  # three examples of 30: 16 slabs of 3 x 20 inputs
+        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11)),  # 9 positions are no more than 3 x 3 rows
+        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10)),
+        ((2, 3, 5), 5, 1, RotationPlan(False, True, 3, 1, 3, 18)),  # 5 positions are no more than 5 columns
+        ((1, 7, 10), 30, 2, RotationPlan(False, True, 1, 2, 4, 3)),  # 5 of 7 rows fit, so two slabs of 4; then rotated
+        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33)),  # not even one row of 30 cotangents fits
+        ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1)),  # one at least of everything
+        ((1, 2, 2), 20, 1, RotationPlan(False, False, 25, 1, 2, 25)),  # 25 examples of 4 gradients, of 40 inputs
+        ((1, 2, 2), 50, 1, RotationPlan(False, False, 10, 1, 2, 10)),  # the inputs of ten examples are 1000
+    ],
+)
+def test_plans_by_hand(
+    shape: tuple[int, int, int], positions: int, cotangents: int, expected: RotationPlan, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
+    monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
+    assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
+
+
+def test_shared_offsets_are_rotated_first() -> None:
+    assert plan_rotation(SHARED, 10**4, 1).inputs_first
+    assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1).inputs_first
