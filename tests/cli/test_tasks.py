@@ -91,6 +91,9 @@ def test_words_of_the_audit(run: Workshop) -> None:
     words = said("audit", "run.ifcomp", "--fraction", "0")
     assert "0 of 200 labels of npz:train.npz are suspects. An estimated" in words
     assert "worth a look all the same" in words
+    words = said("audit", "run.ifcomp")
+    contradicted = (pd.read_csv("audit.csv")["label_complexity"] > np.log(2)).sum()
+    assert f"{contradicted} of 200 labels of npz:train.npz are suspects: the model finds another label more" in words
     assert facts("audit", "run.ifcomp", "--fraction", "0")["threshold"] is None
     assert ifcomp(*run.fit_arguments(), "--beta", "0.5").exit_code == 0
     assert "fitted at beta 0.5; audits work best at 1" in said("audit", "run.ifcomp")

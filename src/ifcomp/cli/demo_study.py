@@ -44,7 +44,7 @@ from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_COLUMN, AUDIT_DAMPING, LabelAudit, audit_labels
 
 #: Wrong labels are learnt last: training with them stops before they are memorised; without them it can go on.
-EPOCHS = 5
+EPOCHS = 7
 EPOCHS_CLEANED = 40
 BATCH_SIZE = 50
 LEARNING_RATE = 3e-3
