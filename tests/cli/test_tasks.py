@@ -99,6 +99,12 @@ def test_words_of_the_audit(run: Workshop) -> None:
     assert "fitted at beta 0.5; audits work best at 1" in said("audit", "run.ifcomp")
 
 
+def test_inputs_that_are_hardly_told_apart_come_with_advice(run: Workshop) -> None:
+    words = said("ood", "run.ifcomp", "npz:valid.npz", "--reference", "npz:strange.npz")
+    assert "If they should be told apart better, fit again with another --beta, such as 0.1" in words
+    assert "--beta" not in said("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz")
+
+
 def test_the_gate_of_the_audit(run: Workshop) -> None:
     assert facts("audit", "run.ifcomp", "--fraction", "0.05", "--max-suspects", "9", code=3)["suspects"] == 10
     assert facts("audit", "run.ifcomp", "--fraction", "0.05", "--max-suspects", "10")["suspects"] == 10
