@@ -9,6 +9,7 @@ from torch import nn
 
 from ifcomp import IFComp
 from ifcomp.distributed import sharing
+from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -22,8 +23,7 @@ for _ in range(50):  # every process has the same model; yours would load its we
 
 batches = list(zip(x.split(300), y.split(300), strict=True))
 with sharing() as ranks:  # every process goes over the same batches, and works on its own slice of each
-    table = IFComp(model).fit(batches).score(batches)
+    table = IFComp(model).fit(batches).score(batches, damping=AUDIT_DAMPING)
     if ranks.rank == 0:
-        top = table.frame.nlargest(3, "stochastic_complexity")
         print(f"{ranks.world} processes, {len(table)} rows on each")
-        print(top[["index", "label", "suggested_label", "stochastic_complexity"]].to_string(index=False))
+        print(audit_labels(table).suspects.iloc[:3, 1:6].to_string(index=False))

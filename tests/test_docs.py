@@ -1,8 +1,12 @@
 """The documentation builds without a warning, its links lead somewhere, and it says what is so."""
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+import types
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 import ifcomp.cli.main
 from docs.tools import capture, hooks
 from ifcomp.cli.output import GATE
+from ifcomp.scores import DESCRIPTIONS
 from ifcomp.tasks.mislabel import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tasks.pruning import PRUNING_DAMPING
@@ -75,9 +80,40 @@ def test_versions_in_the_comparison_are_those_of_the_requirements() -> None:
     pins = dict(re.findall(r"^([\w-]+)==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     header = next(line for line in (ROOT / "docs" / "compare.md").read_text().splitlines() if line.startswith("| | "))
     names = {"curvlinops": "curvlinops-for-pytorch"}
-    shown = dict(re.findall(r"(\S+) (\d[\d.]*)", header))
+    shown = dict(re.findall(r"(\S+) (\d[\d.]*)", header.split("| TRAK")[0]))
     assert shown == {name: pins[names.get(name, name)] for name in shown}
     assert len(shown) == 5
+
+
+def named(text: str) -> object:
+    """What a name in the table of symbols stands for: ``Class.member``, ``package.module.name``, ``(argument=)``."""
+    path, _, argument = text.removesuffix("=)").partition("(")
+    parts = path.split(".") if path.startswith("ifcomp.") else ["ifcomp", *path.split(".")]
+    found: object = importlib.import_module(parts[0])
+    for place, part in enumerate(parts[1:], 2):
+        if isinstance(found, types.ModuleType) and not hasattr(found, part):
+            found = importlib.import_module(".".join(parts[:place]))
+        elif isinstance(found, type) and is_dataclass(found) and part in {field.name for field in fields(found)}:
+            found = part
+        else:
+            found = getattr(found, part)
+    assert not argument or argument in inspect.signature(found).parameters, text  # type: ignore[arg-type]
+    return found
+
+
+def test_every_name_in_the_table_of_symbols_exists() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text().split("## The paper's symbols")[1].split("\n## ")[0]
+    cells = [line.split("|")[3] for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(cells) > 25
+    for cell in cells:
+        names = re.findall(r"(column )?`([^`]+)`", cell)
+        assert names or cell.strip() == "(nothing)", cell
+        for column, name in names:
+            assert name in DESCRIPTIONS if column else named(name) is not None, name
+    with pytest.raises(AttributeError):
+        named("IFComp.missing")
+    with pytest.raises(AssertionError):
+        named("IFComp(missing=)")
 
 
 def test_the_dampings_that_the_pages_name_are_those_of_the_code() -> None:

@@ -314,6 +314,17 @@ def test_a_list_column_and_named_labels() -> None:
         open_source(spec, given, class_names=["cat"])
 
 
+def test_a_table_without_labels_has_no_need_of_the_column_that_others_have() -> None:
+    spec, given = table(a=[1.0, 2.0], b=[3.0, 4.0]), options(label_column="kind")
+    with pytest.raises(DataError, match="has no column 'kind'"):
+        open_source(spec, given)
+    source = open_source(spec, given, labelled=False)
+    assert together(source)[0].tolist() == [[1, 3], [2, 4]]
+    assert source.labels is None
+    with_labels = open_source(table(a=[1.0], kind=[7]), given, labelled=False).unlabelled()
+    assert together(with_labels)[0].tolist() == [[1]]
+
+
 def test_categories_and_whole_numbers_in_lists() -> None:
     source = open_source(table(label=pd.Categorical(["b", "a"]), ids=[[1, 2, 3], [4, 5, 6]]))
     x, y = together(source)
@@ -393,6 +404,22 @@ def test_a_dataset_is_put_into_batches_and_knows_its_classes() -> None:
     assert source.class_names == tuple("abcde")
     assert source.preview([4])[0].kind == "image"
     assert len(source.unlabelled().batches()) == 3  # type: ignore[arg-type]
+
+
+def test_the_texts_of_a_dataset_are_what_is_shown_of_it() -> None:
+    name = module(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "def data(count=3):\n    made = TensorDataset(torch.arange(6).view(3, 2), torch.arange(3))\n"
+        "    made.texts = ['one', 'two', 'three'][:count]\n    return DataLoader(made, 2)\n"
+        "def short():\n    return data(2)\n"
+    )
+    shown = open_source(f"{name}:data").preview([2, 0])
+    assert [(one.kind, one.content, one.name) for one in shown] == [
+        ("text", "three", "row 2"),
+        ("text", "one", "row 0"),
+    ]
+    with pytest.raises(DataError, match="has 2 texts, but more examples"):
+        open_source(f"{name}:short").preview([2])
 
 
 def test_dicts_without_their_labels() -> None:

@@ -71,12 +71,14 @@ def check_audit(audit: dict[str, Any]) -> None:
     for score in ("complexity", "loss"):
         assert 0.75 * audit["flipped"] < audit[score]["found"] <= audit["flipped"]
         assert 0.95 < audit[score]["auroc"] <= 1
+    assert 0.75 * audit["suspected"] < audit["suspected_flipped"] <= audit["flipped"]
+    assert audit["suspected_flipped"] > audit["flipped"] / 2
     suspects = audit["suspects"]
     assert len(suspects) == 5
     assert sum(suspect["flipped"] for suspect in suspects) >= 4
     complexities = [suspect["complexity"] for suspect in suspects]
     assert complexities == sorted(complexities, reverse=True)
-    assert all(suspect["given"] != suspect["predicted"] for suspect in suspects if suspect["flipped"])
+    assert all(suspect["given"] != suspect["suggested"] for suspect in suspects if suspect["flipped"])
 
 
 def check_out_of_distribution(found: dict[str, Any]) -> None:

@@ -91,9 +91,18 @@ def test_words_of_the_audit(run: Workshop) -> None:
     words = said("audit", "run.ifcomp", "--fraction", "0")
     assert "0 of 200 labels of npz:train.npz are suspects. An estimated" in words
     assert "worth a look all the same" in words
+    words = said("audit", "run.ifcomp")
+    contradicted = (pd.read_csv("audit.csv")["label_complexity"] > np.log(2)).sum()
+    assert f"{contradicted} of 200 labels of npz:train.npz are suspects: the model finds another label more" in words
     assert facts("audit", "run.ifcomp", "--fraction", "0")["threshold"] is None
     assert ifcomp(*run.fit_arguments(), "--beta", "0.5").exit_code == 0
     assert "fitted at beta 0.5; audits work best at 1" in said("audit", "run.ifcomp")
+
+
+def test_inputs_that_are_hardly_told_apart_come_with_advice(run: Workshop) -> None:
+    words = said("ood", "run.ifcomp", "npz:valid.npz", "--reference", "npz:strange.npz")
+    assert "If they should be told apart better, fit again with another --beta, such as 0.1" in words
+    assert "--beta" not in said("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz")
 
 
 def test_the_gate_of_the_audit(run: Workshop) -> None:

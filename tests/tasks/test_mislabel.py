@@ -50,6 +50,13 @@ def test_the_share_sets_the_threshold(share: float, count: int, threshold: float
     assert not found.settings["noise_rate_estimated"]
 
 
+def test_suspects_are_what_the_model_contradicts_unless_their_share_is_given() -> None:
+    found = audit_labels(table_of([0.5, 2.0, 0.69, 0.7, 0.0], LABELS))
+    assert found.suspects["index"].tolist() == [1, 3]
+    assert found.threshold == 0.7
+    assert found.settings["noise_rate_estimated"]
+
+
 def test_columns_are_described_and_error_is_called_the_plain_loss() -> None:
     found = audit()
     assert list(found.frame.columns) == [
@@ -122,7 +129,8 @@ def test_planted_errors_are_found_and_their_share_estimated(rate: float, toleran
     table, flipped = digits_table(rate)
     found = audit_labels(table)
     assert found.noise_rate == pytest.approx(rate, abs=tolerance)
-    assert len(found.suspects) == round(found.noise_rate * len(table))
+    assert len(found.suspects) == (table.column("suggested_probability") > table.column("label_probability")).sum()
+    assert flipped[found.suspects["index"]].sum() > 0.9 * flipped.sum() - 1
     if rate:
         assert auroc(table.column("label_complexity"), flipped) > 0.98
         suspects = flipped[audit_labels(table, noise_rate=rate).suspects["index"]]

@@ -100,12 +100,16 @@ def audit(
 
 
 def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
-    from ifcomp.tasks.mislabel import AUDIT_BETA
+    from ifcomp.tasks.mislabel import AUDIT_BETA, EVEN_ODDS
 
     suspects = len(found.suspects)
+    estimated = found.settings["noise_rate_estimated"]
     said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
-    said += f": label complexity of at least {found.threshold:.3g} nats." if suspects else "."
-    if found.settings["noise_rate_estimated"]:
+    if suspects and estimated and found.settings["fraction"] is None:
+        said += f": the model finds another label more likely (label complexity above {EVEN_ODDS:.2f} nats)."
+    else:
+        said += f": label complexity of at least {found.threshold:.3g} nats." if suspects else "."
+    if estimated:
         said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong, more if the model has"
         said += " memorised some."
     if found.settings["beta"] != AUDIT_BETA:

@@ -107,6 +107,9 @@ def calibrate(
         f"Chose beta {tuned.beta:g} and alpha {tuned.alpha:g} on {' and '.join(part.spec for part in held_out)}. "
         "NLL in nats; of NLL, ECE and Brier score smaller is better."
     )
+    if rows["model"]["accuracy"] == 1:
+        said += " The model is right about all of this data, so it cannot show how sure is too sure: give more data, or"
+        said += " harder data with --shifted."
     facts = {
         "run": run,
         "data": data,

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Suspect:
-    """A training example with a suspicious label; ``pixels`` are 8 rows of 8 values in 0 ... 16."""
+    """A training example with a suspicious label; ``pixels`` are 8 rows of 8 values in 0 ... 16.
+
+    ``complexity`` is its label complexity in nats; larger = more suspicious.
+    """
 
     index: int
     given: int
-    predicted: int
+    suggested: int
     complexity: float
     flipped: bool
     pixels: list[list[int]]
@@ -32,10 +35,23 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Audit:
-    """Which training labels are wrong."""
+    """Which training labels are wrong.
+
+    Attributes:
+        examples: Of the training data.
+        flipped: Labels that are wrong.
+        suspected: Labels that the audit calls suspects; it does not know how many are wrong.
+        suspected_flipped: How many of these are wrong.
+        complexity: Sorted by label complexity.
+        loss: Sorted by plain loss.
+        chance: Sorted at random.
+        suspects: The first ones.
+    """
 
     examples: int
     flipped: int
+    suspected: int
+    suspected_flipped: int
     complexity: Ranking
     loss: Ranking
     chance: Ranking
@@ -44,7 +60,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Networks:
-    """The network trained with flipped labels, and the one trained again without the suspicious examples.
+    """The network trained with flipped labels, and the one trained again without the suspects.
 
     Attributes:
         parameters: Of each network.

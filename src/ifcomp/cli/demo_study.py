@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +41,10 @@ from ifcomp.cli.demo_results import (
 )
 from ifcomp.tasks.calibration import accuracy, expected_calibration_error, negative_log_likelihood
 from ifcomp.tasks.metrics import auroc
+from ifcomp.tasks.mislabel import AUDIT_COLUMN, AUDIT_DAMPING, LabelAudit, audit_labels
 
-#: Wrong labels are learnt last: training with them stops before most are memorised; without them it can go on.
-EPOCHS = 12
+#: Wrong labels are learnt last: training with them stops before they are memorised; without them it can go on.
+EPOCHS = 7
 EPOCHS_CLEANED = 40
 BATCH_SIZE = 50
 LEARNING_RATE = 3e-3
@@ -64,10 +66,10 @@ def run(seed: int, announce: Callable[[str], None]) -> Demo:
     network = train(data.training, EPOCHS, seed)
     announce("Fitting its curvature, and auditing the labels")
     ifc = fit(network, data.training, seed)
-    complexity = ifc.stochastic_complexity(data.training.images, data.training.labels)
-    audit = audit_labels(network, data, complexity)
-    announce("Training and fitting again without the most suspicious examples")
-    kept = complexity.argsort()[: -audit.flipped].sort().values
+    labels = audit_labels(ifc.score(data.training.batches(), damping=AUDIT_DAMPING, progress=False))
+    audit = judge_audit(labels, data)
+    announce("Training and fitting again without the suspects")
+    kept = torch.tensor(labels.frame.loc[~labels.frame["is_suspect"], "index"].to_numpy()).sort().values
     cleaned = Digits(data.training.images[kept], data.training.labels[kept])
     better = train(cleaned, EPOCHS_CLEANED, seed)
     ifc_cleaned = fit(better, cleaned, seed)
@@ -146,19 +148,20 @@ def compare_networks(network: nn.Module, better: nn.Module, data: Data, ifc: IFC
 # Which labels are wrong? -------------------------------------------------------------------------------------------
 
 
-def audit_labels(network: nn.Module, data: Data, complexity: Tensor) -> Audit:
-    """How many flipped labels stochastic complexity finds, beside plain loss and chance."""
-    logits = logits_of(network, data.training.images)
-    loss = F.cross_entropy(logits, data.training.labels, reduction="none")
+def judge_audit(labels: LabelAudit, data: Data) -> Audit:
+    """How many flipped labels the audit finds, beside plain loss and chance."""
+    frame = labels.frame.sort_values("index")
+    suspects = torch.tensor(labels.suspects["index"].to_numpy())
     examples, flipped = len(data.training), int(data.flipped.sum())
-    first = complexity.argsort(descending=True)[:SUSPECTS_SHOWN].tolist()
     return Audit(
         examples=examples,
         flipped=flipped,
-        complexity=rank(complexity, data.flipped),
-        loss=rank(loss, data.flipped),
+        suspected=len(suspects),
+        suspected_flipped=int(data.flipped[suspects].sum()),
+        complexity=rank(torch.tensor(frame[AUDIT_COLUMN].to_numpy()), data.flipped),
+        loss=rank(torch.tensor(frame["error"].to_numpy()), data.flipped),
         chance=Ranking(flipped * flipped / examples, 0.5),
-        suspects=[_suspect(index, data, complexity, logits) for index in first],
+        suspects=[_suspect(row, data) for row in labels.frame.head(SUSPECTS_SHOWN).itertuples()],
     )
 
 
@@ -168,14 +171,14 @@ def rank(score: Tensor, flipped: Tensor) -> Ranking:
     return Ranking(float(flipped[first].sum()), auroc(score, flipped))
 
 
-def _suspect(index: int, data: Data, complexity: Tensor, logits: Tensor) -> Suspect:
+def _suspect(row: Any, data: Data) -> Suspect:
     return Suspect(
-        index=index,
-        given=int(data.training.labels[index]),
-        predicted=int(logits[index].argmax()),
-        complexity=float(complexity[index]),
-        flipped=bool(data.flipped[index]),
-        pixels=(16 * data.training.images[index, 0]).round().int().tolist(),
+        index=row.index,
+        given=row.label,
+        suggested=row.suggested_label,
+        complexity=row.label_complexity,
+        flipped=bool(data.flipped[row.index]),
+        pixels=(16 * data.training.images[row.index, 0]).round().int().tolist(),
     )
 
 

@@ -20,12 +20,14 @@ WIDE_ENOUGH = 96
 
 OWN_MODEL = """\
 from ifcomp import IFComp
+from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tuning import tune
 
-ifc = IFComp(model, fisher="exact").fit(train_loader)
-table = ifc.score(train_loader)                    # unshuffled, in order
-table.frame.nlargest(20, "stochastic_complexity")  # labels to look at first
-ifc.parametric_complexity(x)                       # larger = less familiar
-ifc.predict_proba(x, alpha=1e-4)                   # alpha from held-out data"""
+ifc = IFComp(model).fit(loader)  # two passes; the loader must not shuffle
+audit_labels(ifc.score(loader, damping=AUDIT_DAMPING)).suspects
+ifc.parametric_complexity(x, damping=OOD_DAMPING)  # larger = less familiar
+tune(model, loader, held_out_loader).predict_proba(x)  # calibrated"""
 
 
 def render(result: Demo, console: Console) -> None:
@@ -78,13 +80,13 @@ def _indented(content: RenderableType) -> Padding:
 
 def _audit(audit: Audit) -> Iterator[RenderableType]:
     yield _heading("1. Which labels are wrong?")
-    yield _note("Training examples sorted by stochastic complexity in nats; larger = more suspicious.")
+    yield _note("Training examples sorted by label complexity in nats; larger = more suspicious.")
     table = _table("sorted by", f"wrong labels in the first {audit.flipped}", "AUROC")
 
     def add(name: str, ranking: Ranking) -> None:
         table.add_row(name, f"{ranking.found:g}", f"{ranking.auroc:.3f}")
 
-    add("stochastic complexity (ifcomp)", audit.complexity)
+    add("label complexity (ifcomp)", audit.complexity)
     add("plain loss", audit.loss)
     add("chance", audit.chance)
     yield _indented(table)
@@ -109,15 +111,16 @@ def _verdict(suspect: Suspect) -> Text:
     truth = ("wrong label", "red") if suspect.flipped else ("original label", "green")
     return Text.assemble(
         (f"labelled {suspect.given}", "bold"),
-        f"\npredicted {suspect.predicted}\n{suspect.complexity:.1f} nats\n",
+        f"\nsuggested {suspect.suggested}\n{suspect.complexity:.1f} nats\n",
         truth,
     )
 
 
 def _cleaned(result: Demo) -> Text:
     return Text(
-        f"Trained again, for longer, without the {result.audit.flipped} most suspicious examples, it has a test "
-        f"accuracy of {result.networks.accuracy_cleaned:.1%}. The rest is about that network."
+        f"The audit calls {result.audit.suspected} labels suspects, and {result.audit.suspected_flipped} of them are "
+        "wrong. Trained again, for longer, without these suspects, the network has a test accuracy of "
+        f"{result.networks.accuracy_cleaned:.1%}. The rest is about that network."
     )
 
 

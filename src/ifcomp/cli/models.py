@@ -134,9 +134,11 @@ def try_model(model: nn.Module, source: Source, spec: str) -> int:
         raise
     except Exception as error:
         inputs = ", ".join(f"{str(value.dtype)[6:]} {list(value.shape)}" for value in batch.tensors())
+        unnamed = source.spec.startswith("parquet:") and batch.labels is None
+        hint = " Every column is an input, since none is the label: name it with --label-column." if unnamed else ""
         raise ModelError(
             f"The model '{spec}' fails on the first examples of '{source.spec}', inputs {inputs}: "
-            f"{type(error).__name__}: {_first_line(error)}."
+            f"{type(error).__name__}: {_first_line(error)}.{hint}"
         ) from error
     _check_classes(source, classes)
     return classes

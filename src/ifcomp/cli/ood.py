@@ -23,6 +23,9 @@ from ifcomp.cli.output import (
     write_table,
 )
 
+#: AUROC below which another beta is worth a try, if the inputs are strange at all.
+TOLD_APART = 0.8
+
 EPILOG = "[bold]Example:[/bold] ifcomp ood run.ifcomp folder:new --reference folder:held-out"
 
 
@@ -105,6 +108,12 @@ def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str
     )
     if on_training_data:
         said += " The training data looks more familiar than anything new: better take held-out data as --reference."
+    if facts["separation"]["auroc"] < TOLD_APART:
+        other = 0.1 if facts["settings"]["beta"] > 0.3 else 1
+        said += (
+            f" If they should be told apart better, fit again with another --beta, such as {other:g}, and compare: at 1"
+            " inputs of which the model is sure look familiar, however far they are from its data."
+        )
     columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
     rows = [
         (

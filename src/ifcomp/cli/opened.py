@@ -44,7 +44,7 @@ class Run:
         name = spec or (record.data if record is not None else self._refuse("the data"))
         options = self._options(name, reading, beside)
         names = record.class_names if record is not None and labelled else None
-        source = open_source(name, options, class_names=names)
+        source = open_source(name, options, class_names=names, labelled=labelled)
         if spec is None and record and isinstance(source.data, Batches) and len(source) != record.examples:
             raise DataError(
                 f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "

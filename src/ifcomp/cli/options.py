@@ -74,7 +74,12 @@ TrainingData = Annotated[
 ]
 NoiseRate = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="Share of wrong labels, if known: as many are suspects.", show_default="estimated"),
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of wrong labels, if known: as many are suspects.",
+        show_default="suspects are labels that the model contradicts",
+    ),
 ]
 Fraction = Annotated[float | None, typer.Option(min=0, max=1, help="Share of labels to call suspects instead.")]
 

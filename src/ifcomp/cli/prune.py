@@ -59,7 +59,8 @@ def prune(
     facts = {"run": run, "data": source.spec, "examples": len(scores), "balanced": balanced, "lists": counts}
     rows = [(f"{row['drop']:g}", f"{row['dropped']:,}", f"{row['kept']:,}") for row in counts]
     said = (
-        f"Of {len(scores):,} examples of {source.spec}, the best learnt are dropped first. Train again on the others."
+        f"Of {len(scores):,} examples of {source.spec}, the best learnt are dropped first. Train again on the others. "
+        "Wrong labels are learnt last, so they are among these: look through 'ifcomp audit' before."
     )
     return Outcome(
         facts,

@@ -74,9 +74,12 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
         "suspicious labels": (data.audit, "audit=ifcomp.tasks.mislabel.audit_labels(ifc.score(loader))"),
         "calibration": (
             data.calibration,
-            "calibration=ReliabilityPair(reliability_curve(p, y), ...)",
+            "ifcomp report --held-out DATA --calibrated RUN, or calibration=ReliabilityPair(before, after)",
         ),
-        "complexity of other inputs": (data.complexity, "complexity=ComplexityGroups(test, {'elsewhere': other})"),
+        "complexity of other inputs": (
+            data.complexity,
+            "ifcomp report --strange DATA, or complexity=ComplexityGroups(test, {'elsewhere': other})",
+        ),
         "coverage": (data.coverage, "coverage=ifc.coverage"),
         "provenance": (data.provenance, "provenance=current_provenance(seed=0)"),
     }

@@ -54,10 +54,11 @@ def factory(spec: str, options: SourceOptions) -> Source:
     """Batches that a function of the user returns.
 
     A torch ``Dataset`` is put into batches; anything else must be re-iterable batches already. Class names are its
-    attribute ``classes``, if it has one.
+    attribute ``classes``, and what reports show of the examples its attribute ``texts``, if it (or the dataset of a
+    ``DataLoader``) has them.
     """
     made = make(spec, "data", DataError)
-    names = _class_names(made)
+    names, texts = _strings(made, "classes"), _strings(made, "texts")
     if isinstance(made, Dataset) and not isinstance(made, IterableDataset):
         made = DataLoader(made, options.examples_at_once)
     check_data(made)
@@ -70,14 +71,24 @@ def factory(spec: str, options: SourceOptions) -> Source:
         raise DataError(f"'{spec}' shuffles, so rows could not be told apart. Make its DataLoader with shuffle=False.")
 
     def previews(indices: Sequence[int]) -> list[Preview]:
-        return _previews(made, indices)
+        return _previews(made, indices) if texts is None else _quoted(spec, texts, indices)
 
     return Source(spec, made, previews, None, names)
 
 
-def _class_names(made: Any) -> tuple[str, ...] | None:
-    names = getattr(made, "classes", None) or getattr(getattr(made, "dataset", None), "classes", None)
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+def _strings(made: Any, name: str) -> tuple[str, ...] | None:
+    """A list that data, or the dataset in a loader, has under a name."""
+    found = getattr(made, name, None) or getattr(getattr(made, "dataset", None), name, None)
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else None
+
+
+def _quoted(spec: str, texts: Sequence[str], indices: Sequence[int]) -> list[Preview]:
+    """The texts of some examples."""
+    from ifcomp.report import Preview  # slow to import, and only needed to show something
+
+    if max(indices, default=-1) >= len(texts):
+        raise DataError(f"'{spec}' has {len(texts):,} texts, but more examples: texts needs one for each.")
+    return [Preview("text", texts[index], f"row {index}") for index in indices]
 
 
 def _previews(data: Any, indices: Sequence[int]) -> list[Preview]:

@@ -35,13 +35,20 @@ def kind_of(spec: str) -> str:
     raise SettingError(f"Data must be named as {KINDS}, but is '{spec}'.")
 
 
-def open_source(spec: str, options: SourceOptions | None = None, *, class_names: Sequence[str] | None = None) -> Source:
+def open_source(
+    spec: str,
+    options: SourceOptions | None = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    labelled: bool = True,
+) -> Source:
     """Open data by its name.
 
     Args:
         spec: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE`` or ``package.module:factory``.
         options: How to read it.
         class_names: Names of the classes 0 ... K-1 where they are known: labels that are names are numbered by them.
+        labelled: Whether a table must have the column of labels that the options name.
 
     Raises:
         SettingError: If the name or the options mean nothing.
@@ -60,5 +67,5 @@ def open_source(spec: str, options: SourceOptions | None = None, *, class_names:
     if kind == "folder":
         return folders.folder(spec, path, options, class_names)
     if kind == "parquet":
-        return tables.parquet(spec, path, options, class_names)
+        return tables.parquet(spec, path, options, class_names, labelled)
     return factories.factory(spec, options)

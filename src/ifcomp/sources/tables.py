@@ -24,7 +24,9 @@ BYTES_A_VALUE = 8
 ROWS_AT_ONCE = 4096
 
 
-def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[str] | None = None) -> Source:
+def parquet(
+    spec: str, path: str, options: SourceOptions, class_names: Sequence[str] | None = None, labelled: bool = True
+) -> Source:
     """Rows of a Parquet file.
 
     Features are one column of number lists of equal length, or all other columns, in the order of the file, as
@@ -36,12 +38,13 @@ def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[
         path: The file.
         options: Which columns.
         class_names: Names of the classes 0 ... K-1 where they are known.
+        labelled: Whether the column of labels that the options name must be there.
 
     Raises:
         DataError: If columns are missing, empty in places, or not numbers; the message lists them.
     """
     try:
-        label_column, features = _choose(pq.read_schema(regular_file(path)), path, options)
+        label_column, features = _choose(pq.read_schema(regular_file(path)), path, options, labelled)
         names_of_labels = [] if label_column is None else [label_column]
         with pq.ParquetFile(path, read_dictionary=names_of_labels) as file:  # text that repeats is kept once
             table = _read(file, path, list(dict.fromkeys([*names_of_labels, *features])))
@@ -56,12 +59,14 @@ def parquet(spec: str, path: str, options: SourceOptions, class_names: Sequence[
     return of_arrays(spec, x, y, options, names, columns)
 
 
-def _choose(schema: pa.Schema, path: str, options: SourceOptions) -> tuple[str | None, tuple[str, ...]]:
+def _choose(schema: pa.Schema, path: str, options: SourceOptions, labelled: bool) -> tuple[str | None, tuple[str, ...]]:
     """The column of the labels, if there is one, and those of the features, by name and type alone."""
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise DataError(f"'{path}' has several columns of the name {_listed(twice)}. Rename them.")
     label = options.label_column or (DEFAULT_LABEL_COLUMN if DEFAULT_LABEL_COLUMN in schema.names else None)
+    if not labelled and label not in schema.names:
+        label = None
     features = options.feature_columns or tuple(name for name in schema.names if name != label)
     missing = [name for name in (*([] if label is None else [label]), *features) if name not in schema.names]
     if missing:

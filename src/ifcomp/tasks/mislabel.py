@@ -28,6 +28,9 @@ AUDIT_BETA = 1.0
 AUDIT_DAMPING = Relative(10.0)
 AUDIT_COLUMN = "label_complexity"
 
+#: Label complexity in nats above which the model finds the suggested label more likely than the given one.
+EVEN_ODDS = math.log(2)
+
 _OWN_DESCRIPTIONS = {
     "rank": "1 = the most suspicious label",
     "is_suspect": "whether the label is among the suspects; they are worth a look, not certainly wrong",
@@ -87,11 +90,15 @@ class LabelAudit:
 def audit_labels(table: ScoreTable, *, fraction: float | None = None, noise_rate: float | None = None) -> LabelAudit:
     """Sort labels by label complexity and cut off the suspects; equal ones stay in the order of the data.
 
+    Unless their share is given, suspects are the labels that the model contradicts: those of a label complexity above
+    `EVEN_ODDS`. That holds up while wrong labels are being memorised, when their estimated share (`noise_rate` of the
+    result, see `estimate_noise_rate`) falls to 0 long before they are no longer found. Of labels that are hard but
+    right it names more.
+
     Args:
         table: Scores of the training data with labels.
         fraction: Share of the examples to call suspects.
-        noise_rate: Share of wrong labels, if it is known: as many are called suspects. If neither is given, it is
-            estimated with `estimate_noise_rate`.
+        noise_rate: Share of wrong labels, if it is known: as many are called suspects.
 
     Raises:
         DataError: If the table has no labels.
@@ -104,7 +111,8 @@ def audit_labels(table: ScoreTable, *, fraction: float | None = None, noise_rate
             raise SettingError(f"{name} must be in 0 ... 1, but is {share!r}.")
     complexity = checked_scores("label complexities", table.column(AUDIT_COLUMN))
     rate = estimate_noise_rate(table) if noise_rate is None else float(noise_rate)
-    flagged = round((rate if fraction is None else fraction) * len(table))
+    share = noise_rate if fraction is None else fraction
+    flagged = int((complexity > EVEN_ODDS).sum()) if share is None else round(share * len(table))
     order = np.lexsort((table.column("index"), -complexity))
     rank = np.arange(1, len(order) + 1)
     frame = table.frame.iloc[order].assign(rank=rank, is_suspect=rank <= flagged).reset_index(drop=True)
