@@ -98,7 +98,8 @@ def audit_labels(table: ScoreTable, *, fraction: float | None = None, noise_rate
     Args:
         table: Scores of the training data with labels.
         fraction: Share of the examples to call suspects.
-        noise_rate: Share of wrong labels, if it is known: as many are called suspects.
+        noise_rate: Share of wrong labels, if it is known: as many are called suspects. With
+            ``estimate_noise_rate(table)`` they are fewer and surer.
 
     Raises:
         DataError: If the table has no labels.
