@@ -48,8 +48,8 @@ def other(name: str, size: int) -> OtherBlock:
 
 def footprint(**sizes: object) -> Footprint:
     """Nothing but what is named."""
-    names = ("graph", "gradients", "normalised", "rows", "passing", "widest", "widest_covered")
-    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, **sizes})
+    names = ("graph", "gradients", "normalised", "rows", "passing", "widest")
+    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, "covered": {}, **sizes})
 
 
 @dataclass(frozen=True)

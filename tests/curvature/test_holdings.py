@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from blocks import footprint, kronecker, other, table
 from ifcomp.curvature import holdings, rotation
@@ -44,15 +45,22 @@ def test_what_is_held_whatever_the_data_is() -> None:
 
 
 def session(**known: Any) -> Any:
-    given = {"label_bytes": lambda examples, cotangents: 1000 * examples + cotangents, "item_bytes": 4, "blocks": ALL}
+    given = {
+        "label_bytes": lambda examples, cotangents: 1000 * examples + cotangents,
+        "backward_bytes": lambda footprint, examples, cotangents: examples * footprint.gradients,
+        "item_bytes": 4,
+        "blocks": ALL,
+    }
     return SimpleNamespace(**{"kronecker": ALL[:3], "num_classes": 10, **given, **known})
 
 
 def test_what_a_piece_of_the_first_pass_holds() -> None:
-    wide = footprint(graph=100, gradients=50, passing=7, widest_covered=20)
-    narrow = footprint(graph=100, gradients=50, passing=7, widest_covered=10)
-    assert holdings.product_bytes(session(), wide, 3, 2) == 3 * (100 + 7 + 60) + 3002
-    assert holdings.product_bytes(session(), narrow, 3, 2) == 3 * (100 + 7 + 50) + 3002
+    """An example's inputs [G, C, T] are there three times, or twice where they need not be rearranged."""
+    for shape, working in (((1, 5, 1), 60), ((1, 4, 1), 50), ((1, 2, 4), 64), ((1, 4, 4), 128), ((2, 2, 4), 192)):
+        own = footprint(
+            graph=100, gradients=50, passing=7, covered={"x": torch.Size(shape), "y": torch.Size((1, 1, 1))}
+        )
+        assert holdings.product_bytes(session(), own, 3, 2) == 3 * (100 + 7 + working) + 3002
 
 
 @pytest.mark.parametrize(
@@ -60,8 +68,8 @@ def test_what_a_piece_of_the_first_pass_holds() -> None:
     [
         (1, 2 * 10 * 4),  # no gradient is formed: inputs and rotated inputs
         (2, 80 + (80 + 4 * 3 * 30)),  # inputs, their rotation, gradients of 3 cotangents
-        (7, 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
-        (20, 800 + (800 + 4 * 3 * 30)),
+        (7, 280 + 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
+        (20, 800 + 800 + 2 * (4 * 3 * 30)),
     ],
 )
 def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int) -> None:
@@ -74,13 +82,13 @@ def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int) -> 
 
 
 def test_gradients_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both rotations on the gradient, few inputs at once: one example's 10 x 20 inputs beside 3 x 3 x 10 gradients."""
+    """Both rotations on the gradient, few inputs at once: one example's 10 x 10 inputs beside 3 x 3 x 10 gradients."""
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 90)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
     asked: list[int] = []
     own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
     holdings.slab_bytes(own, footprint(positions={"grouped": 10}), 4, 3)
-    assert asked == [(100 + 3 * 90) * 4]
+    assert asked == [(100 + 100 + 2 * 90) * 4]  # the inputs of an example, which are unfolded, outweigh the third
 
 
 def test_nothing_ran() -> None:

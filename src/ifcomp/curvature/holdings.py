@@ -107,7 +107,7 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     columns = inputs * min(plan.unfolded, examples)
     slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
     room = (1 + (not plan.outputs_first)) * slab  # for all examples, before their inputs are unfolded
-    return room + columns + max(columns, 0 if plan.inputs_first else slab, slab // plan.cotangents)
+    return room + columns + max(columns, 0 if plan.inputs_first else slab)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

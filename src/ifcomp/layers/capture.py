@@ -157,11 +157,12 @@ class Recording:
                 users.setdefault(number, []).append(name)
         missing = Counter(name for names in users.values() for name in names)
         values: dict[int, Tensor | None] = {}
+        finite: list[Tensor] = []
         cotangent, unscale = self._scaled(cotangent)
 
         def arrive(number: int, value: Tensor | None) -> None:
-            if unscale is not None:
-                check_half([value])
+            if unscale is not None and value is not None:
+                finite.append(value.isfinite().all())
             values[number] = value
             for name in users[number]:
                 missing[name] -= 1
@@ -179,6 +180,7 @@ class Recording:
             for number, value in zip(ends, self._run(cotangent, list(ends.values())), strict=True):
                 if number in users:
                     arrive(number, value)
+        _check_finite(finite)
         for block in waiting.values():
             take(block, Gradients(values, unscale))
 
@@ -356,8 +358,11 @@ def _pull_stacked(logits: Tensor, edges: list[GradientEdge], cotangents: Tensor)
 
 def check_half(gradients: Iterable[Tensor | None]) -> None:
     """Raise NonFiniteError if a backward in half precision left its range."""
-    finite = [gradient.isfinite().all() for gradient in gradients if gradient is not None]
-    if finite and not torch.stack(finite).all():
+    _check_finite([gradient.isfinite().all() for gradient in gradients if gradient is not None])
+
+
+def _check_finite(finite: list[Tensor]) -> None:
+    if finite and not torch.stack(finite).all():  # waits for the device once
         raise NonFiniteError(
             "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
             "inputs of the same type."
