@@ -2,6 +2,7 @@
 
 Every setting is chosen on validation images, clean and altered in other ways than the reported corruptions
 (`experiments.corruptions.HELD_OUT`), by NLL. All methods but ensemble and dropout share one averaged (SWA) network.
+Published weights are taken as they are; methods that need more than one set of weights are left out then.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from ifcomp import IFComp
 from ifcomp.baselines.acnml import Acnml
 from ifcomp.baselines.dropout import MonteCarloDropout
 from ifcomp.baselines.ensemble import DeepEnsemble
+from ifcomp.baselines.interface import model_logits
 from ifcomp.baselines.laplace import LastLayerLaplace
 from ifcomp.baselines.swag import Swag, WeightMoments, swa_model
 from ifcomp.baselines.temperature import TemperatureScaling
+from ifcomp.complexity import pnml_distribution
 from ifcomp.tasks.calibration import calibration_summary
 from ifcomp.tuning import tune
 
@@ -37,7 +40,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IFCOMP, KEPT = "IF-COMP", "IF-COMP, argmax kept"
+LAPLACE = "Laplace, last layer"
 Predict = Callable[[Tensor], Tensor]
+#: Of a corruption and a severity, [N, K].
+Probabilities = Callable[[str, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network; its recipe must have a tail, whose weights are averaged.
-        dropout: Recipe of the network with dropout.
+        subject: The network; its recipe must have a tail, whose weights are averaged, or be None.
+        dropout: Recipe of the network with dropout; None for published weights, and so the next.
         member: Recipe of the ensemble's members.
         members: How many.
         samples: Of SWAG and dropout.
@@ -58,8 +64,8 @@ class Settings:
     """
 
     subject: Subject
-    dropout: Recipe
-    member: Recipe
+    dropout: Recipe | None
+    member: Recipe | None
     members: int
     samples: int
     images: int
@@ -94,19 +100,14 @@ PRESETS = {
         fit_examples=5000,
     ),
     "cifar10": Settings(
-        Subject(
-            "cifar10",
-            "resnet18-width32",
-            Recipe("one-cycle", 20, 0.1, augment=True, tail_epochs=20, checkpoint_every=20),
-            5000,
-        ),
-        dropout=Recipe("one-cycle", 20, 0.1, augment=True),
-        member=Recipe("one-cycle", 20, 0.1, augment=True),
-        members=5,
-        samples=30,
-        images=500,
-        tuning_images=100,
-        fit_examples=5000,
+        Subject("cifar10", "resnet20", None, 2000),
+        dropout=None,
+        member=None,
+        members=0,
+        samples=0,
+        images=100,
+        tuning_images=50,
+        fit_examples=2000,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER_SWA, 5000),
@@ -149,9 +150,16 @@ def swa_network(subject: Subject) -> tuple[nn.Module, WeightMoments]:
     return swa_model(trained.model(), moments, subject.batches(known)), moments
 
 
+def base_network(subject: Subject) -> nn.Module:
+    """What IF-COMP is fitted to: the SWA network, or published weights."""
+    return _plain(subject) if subject.recipe is None else swa_network(subject)[0]
+
+
 @cache
 def _plain(subject: Subject) -> nn.Module:
     """The network at the end of its schedule, before the tail."""
+    if subject.recipe is None:
+        return subject.network()
     known, validation, _ = _parts(subject)
     return subject.training(known, validation).model(subject.recipe.epochs)
 
@@ -177,24 +185,45 @@ def held_out(settings: Settings) -> tuple[Any, Any]:
 def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
     """Beta and alpha by held-out NLL, with and without the argmax kept, and temperatures."""
     clean, shifted = held_out(settings)
-    averaged, _ = swa_network(settings.subject)
-    found = tune(averaged, fit_data(settings), clean, shifted=shifted)
-    chosen = {}
+    subject = settings.subject
+    found = tune(base_network(subject), fit_data(settings), clean, shifted=shifted, fisher=subject.fisher)
+    chosen: dict[str, dict[str, float]] = {}
     for name, keep_argmax in ((IFCOMP, False), (KEPT, True)):
         rows = found.frame[found.frame["keep_argmax"] == keep_argmax]
+        if subject.recipe is None and chosen:  # one beta for both: their influence is computed once
+            rows = rows[rows["beta"] == chosen[IFCOMP]["beta"]]
         best = rows.loc[rows["nll"].idxmin()]
         chosen[name] = {key: float(best[key]) for key in ("beta", "alpha", "nll", "ece", "accuracy")}
-    plain = TemperatureScaling.fit(_plain(settings.subject), [*clean, *shifted])
+    plain = TemperatureScaling.fit(_plain(subject), [*clean, *shifted])
     return chosen | {
         "inverse_temperature": {"SWA": found.inverse_temperature, "network": 1 / plain.temperature},
         "base": {"nll": found.base_nll, "ece": found.base_ece, "accuracy": found.base_accuracy},
     }
 
 
-def _ifcomp(settings: Settings, results: Results, name: str) -> Predict:
+@cache
+def _fitted(settings: Settings, beta: float) -> IFComp:
+    subject = settings.subject
+    return IFComp(base_network(subject), beta, fisher=subject.fisher).fit(fit_data(settings))
+
+
+@cache
+def influences(settings: Settings, beta: float, kind: str, severity: int) -> tuple[Tensor, Tensor, int]:
+    """Probability at beta and influence of every label, [N, K] each, of altered test images; and n."""
+    ifc = _fitted(settings, beta)
+    inputs = [x for (x,) in settings.subject.inputs(altered(settings, kind, severity))]
+    probability = torch.cat([(beta * model_logits(ifc.model, x)).softmax(1) for x in inputs])
+    return probability, torch.cat([ifc.influence(x) for x in inputs]), ifc.factors.count
+
+
+def _ifcomp(settings: Settings, results: Results, name: str) -> Probabilities:
     tuned = results["tuning"][name]
-    ifc = IFComp(swa_network(settings.subject)[0], tuned["beta"], fisher="exact").fit(fit_data(settings))
-    return partial(ifc.predict_proba, alpha=tuned["alpha"], keep_argmax=name == KEPT)
+
+    def found(kind: str, severity: int) -> Tensor:
+        probability, influence, count = influences(settings, tuned["beta"], kind, severity)
+        return pnml_distribution(probability, influence, count, tuned["alpha"], name == KEPT)
+
+    return found
 
 
 def _scaled(model: nn.Module, inverse: float) -> Predict:
@@ -222,10 +251,8 @@ def _inverse(results: Results, which: str) -> float:
     return results["tuning"]["inverse_temperature"][which]
 
 
-#: How every method is made from settings and what was tuned, in the order of the table.
-METHODS: dict[str, Callable[[Settings, Results], Predict]] = {
-    IFCOMP: partial(_ifcomp, name=IFCOMP),
-    KEPT: partial(_ifcomp, name=KEPT),
+#: How every method but IF-COMP is made from settings and what was tuned.
+_OTHERS: dict[str, Callable[[Settings, Results], Predict]] = {
     "softmax": lambda s, r: _scaled(_plain(s.subject), 1.0),
     "temperature": lambda s, r: _scaled(_plain(s.subject), _inverse(r, "network")),
     "SWA": lambda s, r: _scaled(swa_network(s.subject)[0], 1.0),
@@ -233,25 +260,34 @@ METHODS: dict[str, Callable[[Settings, Results], Predict]] = {
     "SWAG-D": _swag,
     "MC dropout": _dropout,
     "ensemble": _ensemble,
-    "Laplace, last layer": lambda s, r: LastLayerLaplace(swa_network(s.subject)[0], fit_data(s)).predict_proba,
+    LAPLACE: lambda s, r: LastLayerLaplace(base_network(s.subject), fit_data(s)).predict_proba,
     "ACNML + SWAG-D": lambda s, r: Acnml.from_swag(*swa_network(s.subject)).predict_proba,
 }
+#: In the order of the table.
+METHODS = (IFCOMP, KEPT, *_OTHERS)
 
 
-def probabilities(predict: Predict, subject: Subject, data: Dataset) -> Tensor:
-    """Of every image, [N, K]."""
-    return torch.cat([predict(x) for (x,) in subject.inputs(data)])
+def methods(settings: Settings) -> tuple[str, ...]:
+    """Those that can be run: with published weights the ones that need nothing else."""
+    return METHODS if settings.subject.recipe else (IFCOMP, KEPT, "softmax", "temperature", LAPLACE)
+
+
+def probabilities(settings: Settings, name: str, results: Results) -> Probabilities:
+    """What a method predicts."""
+    if name in (IFCOMP, KEPT):
+        return _ifcomp(settings, results, name)
+    predict, subject = _OTHERS[name](settings, results), settings.subject
+    return lambda kind, severity: torch.cat([predict(x) for (x,) in subject.inputs(altered(settings, kind, severity))])
 
 
 def _method(settings: Settings, name: str, results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """For every severity and corruption accuracy, ECE and NLL."""
-    predict = METHODS[name](settings, results)
+    predict = probabilities(settings, name, results)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for severity in settings.severities:
         found[str(severity)] = {}
         for kind in settings.corruptions if severity else settings.corruptions[:1]:
-            data = altered(settings, kind, severity)
-            summary = calibration_summary(probabilities(predict, settings.subject, data), data.labels)
+            summary = calibration_summary(predict(kind, severity), altered(settings, kind, severity).labels)
             row = {key: round(summary[key], 5) for key in ("accuracy", "ece", "nll")}
             found[str(severity)][kind if severity else "clean"] = row
     return found
@@ -259,7 +295,9 @@ def _method(settings: Settings, name: str, results: Results) -> dict[str, dict[s
 
 def steps(settings: Settings) -> dict[str, Step]:
     """Tune, then one method after the other, the costly ones last."""
-    return {"tuning": partial(_tuning, settings)} | {name: partial(_method, settings, name) for name in METHODS}
+    return {"tuning": partial(_tuning, settings)} | {
+        name: partial(_method, settings, name) for name in methods(settings)
+    }
 
 
 def quartiles(record: Record, name: str, what: str = "ece") -> dict[int, tuple[float, float, float]]:
@@ -272,6 +310,24 @@ def quartiles(record: Record, name: str, what: str = "ece") -> dict[int, tuple[f
 
 def _done(record: Record) -> list[str]:
     return [name for name in METHODS if name in record.results]
+
+
+def _samples(record: Record) -> str:
+    settings = record.settings
+    if settings["subject"]["recipe"] is None:
+        return f"Curvature of {settings['fit_examples']} training images, labels sampled as in the paper. "
+    return f"The ensemble has {settings['members']} members; SWAG-D and dropout draw {settings['samples']} samples. "
+
+
+def not_run(record: Record) -> str:
+    """A sentence on methods that the result does not have."""
+    left_out = [name for name in METHODS if name not in record.results]
+    if not left_out:
+        return ""
+    return (
+        f" Not run: {', '.join(left_out)}: published weights have no tail to average, and there is no other network of "
+        "their training."
+    )
 
 
 def table(record: Record) -> str:
@@ -290,10 +346,9 @@ def table(record: Record) -> str:
         f"{settings['images']} images ({settings['subject']['data']}, {settings['subject']['model']}). Tuned on "
         f"validation images, clean and with {', '.join(HELD_OUT)}, by NLL: IF-COMP beta {tuned[IFCOMP]['beta']:g}, "
         f"alpha {tuned[IFCOMP]['alpha']:g}; with the argmax kept beta {tuned[KEPT]['beta']:g}, alpha "
-        f"{tuned[KEPT]['alpha']:g}; temperature of SWA {1 / tuned['inverse_temperature']['SWA']:.2f}. The ensemble "
-        f"has {settings['members']} members; SWAG-D and dropout draw {settings['samples']} samples. With so few "
-        "images, a perfectly calibrated model has an ECE of a few hundredths too. The paper: CIFAR-10-C, ResNet-18, "
-        "severities 1 to 5.\n\n"
+        f"{tuned[KEPT]['alpha']:g}; temperature {1 / tuned['inverse_temperature']['SWA']:.2f}. {_samples(record)}With "
+        "so few images, a perfectly calibrated model has an ECE of a few hundredths too. The paper: CIFAR-10-C, "
+        f"ResNet-18, severities 1 to 5.{not_run(record)}\n\n"
     )
     header = ["method", *(f"severity {s}" for s in severities), "accuracy, least / most severe", "paper, 1 to 5"]
     return words + markdown(header, rows)
@@ -319,6 +374,7 @@ def claims(record: Record) -> list[Claim]:
     names, made = _done(record), []
     medians = {name: {s: row[1] for s, row in quartiles(record, name).items()} for name in names}
     others = [name for name in names if not name.startswith("IF-COMP")]
+    base = "SWA" if "SWA" in names else "softmax"
     for severity in (s for s in record.settings["severities"] if s >= 3):
         best = min(others, key=lambda name: medians[name][severity])
         published = {name: row[severity - 1] for name, row in PAPER_NUMBERS.items()}
@@ -328,8 +384,8 @@ def claims(record: Record) -> list[Claim]:
                 f"{record.settings['subject']['data']}, severity {severity}: IF-COMP has a lower ECE than every other "
                 "method",
                 f"{ours:.3f}; best other {min(published.values()):.3f}",
-                f"{medians[IFCOMP][severity]:.3f}; best other: {best} {medians[best][severity]:.3f}; SWA "
-                f"{medians['SWA'][severity]:.3f}",
+                f"{medians[IFCOMP][severity]:.3f}; best other: {best} {medians[best][severity]:.3f}; {base} "
+                f"{medians[base][severity]:.3f}",
                 medians[IFCOMP][severity] < medians[best][severity],
             )
         )
