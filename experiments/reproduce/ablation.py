@@ -43,8 +43,9 @@ PRESETS["cifar10"] = Settings(
         calibration.PRESETS["cifar10"],
         corruptions=("gaussian_noise", "motion_blur", "fog", "pixelate", "jpeg_compression"),
         severities=(0, 1, 3, 5),
+        images=60,
     ),
-    (1.0, 0.66),
+    (1.0,),
 )
 
 
@@ -71,7 +72,7 @@ def _beta(settings: Settings, beta: float | None, results: Results) -> dict[str,
 
 def steps(settings: Settings) -> dict[str, Step]:
     """Tune as the study of calibration does, then every beta."""
-    found: dict[str, Step] = {"tuning": calibration.steps(settings.calibration)["tuning"]}
+    found: dict[str, Step] = {"tuning": partial(calibration.tuning, settings.calibration)}
     found["tuned beta"] = partial(_beta, settings, None)
     return found | {f"beta {beta:g}": partial(_beta, settings, beta) for beta in settings.betas}
 

@@ -22,7 +22,7 @@ PRESETS = {
     name: replace(found, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
     for name, found in calibration.PRESETS.items()
 }
-PRESETS["cifar10"] = replace(PRESETS["cifar10"], images=500)
+PRESETS["cifar10"] = replace(PRESETS["cifar10"], images=150)
 
 
 def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:
 
 def steps(settings: Settings) -> dict[str, Step]:
     """Tune as the study of calibration does, then one method after the other."""
-    tuning = {"tuning": calibration.steps(settings)["tuning"]}
-    return tuning | {name: partial(_method, settings, name) for name in methods(settings)}
+    found: dict[str, Step] = {"tuning": partial(calibration.tuning, settings)}
+    return found | {name: partial(_method, settings, name) for name in methods(settings)}
 
 
 def curves(record: Record, severity: int) -> dict[str, ReliabilityCurve]:

@@ -1,5 +1,6 @@
 """The studies of calibration, reliability and ablation, at the size of digits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from experiments.corruptions import CORRUPTIONS, HELD_OUT
 from experiments.reproduce import ablation, calibration, reliability
 from experiments.reproduce.record import read
 from experiments.reproduce.study import Record
+
+KINDS = calibration.PRESETS["digits"].corruptions
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found(folder: Path) -> Record:
     return read(folder / "calibration" / "digits")
 
@@ -33,8 +36,8 @@ def test_every_method_is_there(found: Record) -> None:
     assert set(calibration.METHODS) == found.results.keys() - {"tuning"}
     for name in calibration.METHODS:
         assert found.results[name].keys() == {"0", "5"}
-        assert found.results[name]["0"].keys() == {"clean"}
-        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate"}
+        assert found.results[name]["0"].keys() == {"clean", "together"}
+        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate", "together"}
     for severity, kinds in found.results["SWA"].items():
         for kind, row in kinds.items():
             scaled = found.results["SWA + temperature"][severity][kind]
@@ -48,11 +51,27 @@ def test_the_tuned_settings_are_no_worse_than_the_network_on_held_out_data(found
 
 
 def test_quartiles(found: Record) -> None:
-    values = [row["ece"] for row in found.results["ensemble"]["5"].values()]
+    values = [row["ece"] for kind, row in found.results["ensemble"]["5"].items() if kind != "together"]
     low, middle, high = calibration.quartiles(found, "ensemble")[5]
     assert middle == pytest.approx(np.mean(values))
     assert (low + high) / 2 == pytest.approx(middle)
     assert high - low == pytest.approx((max(values) - min(values)) / 2)
+
+
+def test_all_corruptions_together(found: Record) -> None:
+    for name in calibration.METHODS:
+        rows = found.results[name]["5"]
+        for what in ("accuracy", "nll"):
+            mean = (rows["gaussian_noise"][what] + rows["pixelate"][what]) / 2
+            assert rows["together"][what] == pytest.approx(mean, abs=2e-5)
+        assert calibration.together(found, name) == {
+            0: found.results[name]["0"]["clean"]["ece"],
+            5: rows["together"]["ece"],
+        }
+    del found.results["SWA"]["5"]["together"]
+    assert calibration.together(found, "SWA") is None
+    assert "median and quartiles over 2" in calibration.table(found)
+    assert len(calibration.claims(found)) == 1
 
 
 def test_nothing_is_tuned_on_what_is_reported() -> None:
@@ -60,7 +79,7 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
     for preset in calibration.PRESETS.values():
         assert set(preset.corruptions) <= set(CORRUPTIONS)
     assert not set(CORRUPTIONS) & set(HELD_OUT)
-    clean, shifted = calibration.held_out(settings)
+    clean, shifted = calibration.held_out(settings.subject, settings.tuning_images)
     assert len(clean.data) == 20
     assert len(shifted.data) == 20 * len(HELD_OUT)
     reported = calibration.altered(settings, "pixelate", 0)
@@ -89,16 +108,33 @@ def test_ablation(folder: Path, found: Record) -> None:
     one = ablation.MULTIPLES.index(1.0)
     tuned = record.results["tuned beta"]["severities"]["5"]
     ours, untouched = found.results[calibration.IFCOMP]["5"], found.results["SWA"]["5"]
-    assert tuned["ece"][one][1] == pytest.approx(np.median([row["ece"] for row in ours.values()]), abs=2e-5)
+    assert tuned["ece"][one][1] == pytest.approx(np.median([ours[kind]["ece"] for kind in KINDS]), abs=2e-5)
     plain = record.results["beta 1"]["severities"]["5"]
-    assert plain["ece"][0][1] == pytest.approx(np.median([row["ece"] for row in untouched.values()]), abs=2e-5)
+    assert plain["ece"][0][1] == pytest.approx(np.median([untouched[kind]["ece"] for kind in KINDS]), abs=2e-5)
     assert record.results["tuned beta"]["alphas"][one] == found.results["tuning"][calibration.IFCOMP]["alpha"]
 
 
 def test_claims(found: Record) -> None:
-    (claim,) = calibration.claims(found)
+    claim, pooled = calibration.claims(found)
     medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration.METHODS}
     ours = medians.pop(calibration.IFCOMP)
     medians.pop(calibration.KEPT)
     assert claim.holds == (ours < min(medians.values()))
     assert claim.paper == "0.055; best other 0.085"
+    values = {name: found.results[name]["5"]["together"]["ece"] for name in calibration.METHODS}
+    del values[calibration.KEPT]
+    assert pooled.holds == (values.pop(calibration.IFCOMP) < min(values.values()))
+
+
+def test_published_weights_leave_out_what_needs_more(found: Record) -> None:
+    settings = calibration.PRESETS["cifar10"]
+    assert settings.subject.recipe is None
+    done = {name: found.results[name] for name in ("tuning", *calibration.methods(settings))}
+    subject = {**found.settings["subject"], "recipe": None}
+    left = replace(found, results=done, settings={**found.settings, "subject": subject, "images": 7})
+    page = calibration.table(left)
+    assert "Not run: SWA, SWA + temperature, SWAG-D, MC dropout, ensemble, ACNML + SWAG-D: published weights" in page
+    assert "ensemble has" not in page
+    assert "softmax" in calibration.claims(left)[0].ours
+    curves = {name: {"5": {"confidence": [0.5], "accuracy": [0.7], "count": [3]}} for name in done if name != "tuning"}
+    assert "a last-layer Laplace" in reliability.claims(replace(left, results=curves))[0].claim
