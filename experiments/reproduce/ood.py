@@ -98,6 +98,11 @@ class Settings:
         return (*self.tuning_near, *self.tuning_far)
 
 
+#: The paper's detectors, and as many that are often used.
+_COMMON = (
+    *("MSP", "MaxLogit", "Energy", "ODIN", "KNN", "RMD", "ViM", "GradNorm", "Gram"),
+    *("Entropy", "GEN", "ReAct", "ASH", "SHE", "Mahalanobis"),
+)
 _MNIST = Settings(
     Subject("mnist", "lenet", QUICK, 5000),
     near=("notmnist", "fashion-mnist"),
@@ -146,6 +151,7 @@ PRESETS = {
         dampings=(1e-6, 1e-2, 1.0),
         paper_beta=0.001,
         paper_damping=1e-12,
+        detectors=_COMMON,
     ),
     "paper": replace(
         _MNIST,
@@ -176,6 +182,7 @@ def _images(settings: Settings, name: str, own: Dataset) -> Dataset:
     return replace(data, labels=None)
 
 
+@lru_cache(maxsize=1)
 def _known(settings: Settings) -> Any:
     """Training data for curvature and detectors."""
     known, _, _ = settings.subject.parts()
