@@ -107,9 +107,9 @@ PRESETS = {
         member=None,
         members=0,
         samples=0,
-        images=40,
-        tuning_images=30,
-        fit_examples=1000,
+        images=25,
+        tuning_images=20,
+        fit_examples=800,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER_SWA, 5000),
