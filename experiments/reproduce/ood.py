@@ -43,6 +43,11 @@ MADE = "made-"
 #: The paper's names of detectors, where pytorch-ood has others.
 PAPER_NAMES = {"MaxLogit": "MLS", "RMD": "RMDS", "ViM": "VIM"}
 IFCOMP, CAPPED = "IF-COMP, tuned", "IF-COMP, capped, tuned"
+#: What the paper's numbers are of.
+PAPER_SETS = {
+    "mnist": "The paper's far sets also have textures and places.",
+    "cifar10": "The paper's near sets are CIFAR-100 and TinyImageNet, its far sets MNIST, SVHN, textures and places.",
+}
 AS_PAPER, DEFAULT = "IF-COMP, the paper's beta and damping", "IF-COMP, default"
 DEFAULT_BETA = 1.0
 
@@ -341,7 +346,8 @@ def table(record: Record) -> str:
         f"not reported on: beta {tuned[IFCOMP]['beta']:g}, damping {tuned[IFCOMP]['damping']:g} times the mean; with "
         f"hindsight probabilities capped at 1, beta {tuned[CAPPED]['beta']:g}, damping {tuned[CAPPED]['damping']:g} "
         f"times the mean, alpha {tuned[CAPPED]['alpha']:g}. Detectors have the parameters of pytorch-ood, not tuned. "
-        "The paper's far sets also have textures and places.\n\n"
+        f"Curvature and detectors see {settings['fit_examples'] or 'all'} training images. "
+        f"{PAPER_SETS.get(settings['subject']['data'], '')}\n\n"
     )
     return words + markdown(["method", *columns, "paper, near / far"], rows)
 
@@ -361,7 +367,7 @@ def draw(record: Record, figure: Figure) -> None:
         label.set_fontweight("bold" if name.startswith("IF-COMP") else "normal")
     axes.set(xscale="log", xlabel="100 - AUROC (%), smaller is better", ylim=(-0.7, len(found) - 0.3))
     axes.grid(axis="y", color="0.9")
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=4)
 
 
 def claims(record: Record) -> list[Claim]:
