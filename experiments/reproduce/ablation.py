@@ -43,7 +43,7 @@ PRESETS["cifar10"] = Settings(
         calibration.PRESETS["cifar10"],
         corruptions=("gaussian_noise", "motion_blur", "fog", "pixelate", "jpeg_compression"),
         severities=(0, 1, 3, 5),
-        images=60,
+        images=30,
     ),
     (1.0,),
 )

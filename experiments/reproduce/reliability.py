@@ -22,7 +22,7 @@ PRESETS = {
     name: replace(found, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
     for name, found in calibration.PRESETS.items()
 }
-PRESETS["cifar10"] = replace(PRESETS["cifar10"], images=150)
+PRESETS["cifar10"] = replace(PRESETS["cifar10"], images=120)
 
 
 def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from experiments import reproduce
 from experiments.corruptions import CORRUPTIONS, HELD_OUT
@@ -33,8 +34,9 @@ def found(folder: Path) -> Record:
 
 
 def test_every_method_is_there(found: Record) -> None:
-    assert set(calibration.METHODS) == found.results.keys() - {"tuning"}
-    for name in calibration.METHODS:
+    methods = calibration.methods(calibration.PRESETS["digits"])
+    assert set(methods) == found.results.keys() - {"tuning"} == set(calibration.METHODS) - {calibration.SHIFTED}
+    for name in methods:
         assert found.results[name].keys() == {"0", "5"}
         assert found.results[name]["0"].keys() == {"clean", "together"}
         assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate", "together"}
@@ -59,7 +61,7 @@ def test_quartiles(found: Record) -> None:
 
 
 def test_all_corruptions_together(found: Record) -> None:
-    for name in calibration.METHODS:
+    for name in calibration._done(found):
         rows = found.results[name]["5"]
         for what in ("accuracy", "nll"):
             mean = (rows["gaussian_noise"][what] + rows["pixelate"][what]) / 2
@@ -116,25 +118,45 @@ def test_ablation(folder: Path, found: Record) -> None:
 
 def test_claims(found: Record) -> None:
     claim, pooled = calibration.claims(found)
-    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration.METHODS}
+    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration._done(found)}
     ours = medians.pop(calibration.IFCOMP)
     medians.pop(calibration.KEPT)
     assert claim.holds == (ours < min(medians.values()))
     assert claim.paper == "0.055; best other 0.085"
-    values = {name: found.results[name]["5"]["together"]["ece"] for name in calibration.METHODS}
+    values = {name: found.results[name]["5"]["together"]["ece"] for name in calibration._done(found)}
     del values[calibration.KEPT]
     assert pooled.holds == (values.pop(calibration.IFCOMP) < min(values.values()))
+
+
+def test_beta_of_clean_images(monkeypatch: pytest.MonkeyPatch, folder: Path, found: Record) -> None:
+    monkeypatch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+    settings = replace(calibration.PRESETS["digits"], clean_beta=True)
+    tuned = calibration.tuning(settings, {})
+    _, validation, _ = settings.subject.parts()
+    with torch.no_grad():
+        logits = torch.cat(
+            [calibration.base_network(settings.subject)(x) for x, _ in settings.subject.batches(validation)]
+        ).double()
+    losses = {b: float(functional.cross_entropy(b * logits, validation.labels)) for b in np.linspace(0.2, 3, 281)}
+    beta = tuned["inverse_temperature"]["SWA"]
+    assert beta == pytest.approx(min(losses, key=losses.__getitem__), abs=0.011)
+    assert tuned[calibration.IFCOMP]["beta"] == tuned[calibration.KEPT]["beta"] == beta
+    with_shifts = found.results["tuning"]["inverse_temperature"]["SWA"]
+    assert tuned["inverse_temperature"]["shifted"] == pytest.approx(with_shifts, rel=1e-4)
+    assert beta != pytest.approx(with_shifts, rel=1e-2)
 
 
 def test_published_weights_leave_out_what_needs_more(found: Record) -> None:
     settings = calibration.PRESETS["cifar10"]
     assert settings.subject.recipe is None
-    done = {name: found.results[name] for name in ("tuning", *calibration.methods(settings))}
+    results = {**found.results, calibration.SHIFTED: found.results["temperature"]}
+    done = {name: results[name] for name in ("tuning", *calibration.methods(settings))}
     subject = {**found.settings["subject"], "recipe": None}
-    left = replace(found, results=done, settings={**found.settings, "subject": subject, "images": 7})
+    left = replace(found, results=done, settings={**found.settings, "subject": subject, "clean_beta": True})
     page = calibration.table(left)
     assert "Not run: SWA, SWA + temperature, SWAG-D, MC dropout, ensemble, ACNML + SWAG-D: published weights" in page
     assert "ensemble has" not in page
+    assert "of clean images only" in page
     assert "softmax" in calibration.claims(left)[0].ours
     curves = {name: {"5": {"confidence": [0.5], "accuracy": [0.7], "count": [3]}} for name in done if name != "tuning"}
     assert "a last-layer Laplace" in reliability.claims(replace(left, results=curves))[0].claim
