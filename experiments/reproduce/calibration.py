@@ -430,12 +430,14 @@ def draw(record: Record, figure: Figure) -> None:
     axes.legend(loc="upper left", fontsize=8)
 
 
-def _rows(record: Record) -> dict[str, dict[str, dict[int, float]]]:
-    """ECE by what it is of, method and severity: the median over corruptions, and, if there, that of all together."""
+def _compared(record: Record) -> tuple[str, dict[str, dict[int, float]]]:
+    """What is compared, by method and severity: ECE of all corruptions together, or else the median over them."""
     names = _done(record)
-    found = {"median ECE": {name: {s: row[1] for s, row in quartiles(record, name).items()} for name in names}}
-    pooled = {name: values for name in names if (values := together(record, name)) is not None}
-    return found | ({"ECE of all corruptions together": pooled} if len(pooled) == len(names) else {})
+    pooled = {name: together(record, name) for name in names}
+    found = {name: values for name, values in pooled.items() if values is not None}
+    if len(found) == len(names):
+        return "ECE of all corruptions together", found
+    return "median ECE", {name: {s: row[1] for s, row in quartiles(record, name).items()} for name in names}
 
 
 def claims(record: Record) -> list[Claim]:
@@ -443,21 +445,21 @@ def claims(record: Record) -> list[Claim]:
     names, made = _done(record), []
     others = [name for name in names if not name.startswith("IF-COMP")]
     base = "SWA" if "SWA" in names else "softmax"
-    for what, values in _rows(record).items():
-        for severity in (s for s in record.settings["severities"] if s >= 3):
-            best = min(others, key=lambda name: values[name][severity])
-            published = {name: row[severity - 1] for name, row in PAPER_NUMBERS.items()}
-            ours = published.pop(IFCOMP)
-            made.append(
-                Claim(
-                    f"{record.settings['subject']['data']}, severity {severity}: IF-COMP has a lower {what} than every "
-                    "other method",
-                    f"{ours:.3f}; best other {min(published.values()):.3f}",
-                    f"{values[IFCOMP][severity]:.3f} (argmax kept: {values[KEPT][severity]:.3f}); best other: {best} "
-                    f"{values[best][severity]:.3f}; {base} {values[base][severity]:.3f}",
-                    values[IFCOMP][severity] < values[best][severity],
-                )
+    what, values = _compared(record)
+    for severity in (s for s in record.settings["severities"] if s >= 3):
+        best = min(others, key=lambda name: values[name][severity])
+        published = {name: row[severity - 1] for name, row in PAPER_NUMBERS.items()}
+        ours = published.pop(IFCOMP)
+        made.append(
+            Claim(
+                f"{record.settings['subject']['data']}, severity {severity}: IF-COMP has a lower {what} than every "
+                "other method",
+                f"{ours:.3f}; best other {min(published.values()):.3f}",
+                f"{values[IFCOMP][severity]:.3f} (argmax kept: {values[KEPT][severity]:.3f}); best other: {best} "
+                f"{values[best][severity]:.3f}; {base} {values[base][severity]:.3f}",
+                values[IFCOMP][severity] < values[best][severity],
             )
+        )
     return made
 
 
