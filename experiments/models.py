@@ -158,6 +158,7 @@ MODELS: Mapping[str, Callable[[int], nn.Module]] = {
     "resnet20": resnet20,
     "resnet56": resnet56,
     "resnet18": resnet18,
+    "resnet18-width8": partial(resnet18, width=8),
     "resnet18-width32": partial(resnet18, width=32),
     "resnet18-dropout": partial(resnet18, dropout=DROPOUT),
     "resnet18-width32-dropout": partial(resnet18, width=32, dropout=DROPOUT),

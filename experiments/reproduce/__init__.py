@@ -16,6 +16,7 @@ from experiments.reproduce import (
     record,
     reliability,
     retraining,
+    timing,
 )
 from experiments.reproduce.study import Study
 from experiments.torchvision_shim import declare_missing_operators
@@ -34,6 +35,7 @@ STUDIES: dict[str, Study] = {
         retraining,
         pruning,
         ablation,
+        timing,
     )
 }
 

@@ -6,21 +6,18 @@ paper's, whose tuned alpha is 0.15, are given in the same multiples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from experiments.reproduce import calibration
-from experiments.reproduce.calibration import IFCOMP, altered, fit_data
+from experiments.reproduce.calibration import IFCOMP, altered, influences
 from experiments.reproduce.paper import ECE_ALPHA, PAPER_ALPHA
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
-from ifcomp.baselines.interface import model_logits
 from ifcomp.tasks.calibration import pnml_grid
-from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,24 +38,29 @@ PRESETS = {
     name: Settings(found, (1.0,) if name == "digits" else (1.25, 1.0, 0.66, 0.1))
     for name, found in calibration.PRESETS.items()
 }
+PRESETS["cifar10"] = Settings(
+    replace(
+        calibration.PRESETS["cifar10"],
+        corruptions=("gaussian_noise", "motion_blur", "fog", "pixelate", "jpeg_compression"),
+        severities=(0, 1, 3, 5),
+        images=30,
+    ),
+    (1.0,),
+)
 
 
 def _beta(settings: Settings, beta: float | None, results: Results) -> dict[str, Any]:
     """Metrics for every alpha, severity and corruption at a beta; None is the tuned one."""
     shared, tuned = settings.calibration, results["tuning"][IFCOMP]
-    model, _ = calibration.swa_network(shared.subject)
     used = tuned["beta"] if beta is None else beta
-    (ifc,) = fit_grid(model, [used], fit_data(shared))
     alphas = [multiple * (tuned["alpha"] or PAPER_ALPHA) for multiple in MULTIPLES]
     found: dict[str, Any] = {}
     for severity in shared.severities[1:]:
         kinds = []
         for kind in shared.corruptions:
-            data = altered(shared, kind, severity)
-            inputs = [x for (x,) in shared.subject.inputs(data)]
-            influence = torch.cat([ifc.influence(x) for x in inputs])
-            probability = torch.cat([(used * model_logits(model, x)).softmax(1) for x in inputs])
-            grid = pnml_grid(probability, influence, data.labels, ifc.factors.count, alphas)
+            probability, influence, count = influences(shared, used, kind, severity)
+            labels = altered(shared, kind, severity).labels
+            grid = pnml_grid(probability, influence, labels, count, alphas)
             kinds.append(grid[~grid["keep_argmax"]][["ece", "accuracy"]].to_numpy())
         low, middle, high = np.percentile(np.stack(kinds), (25, 50, 75), axis=0)
         found[str(severity)] = {
@@ -70,7 +72,7 @@ def _beta(settings: Settings, beta: float | None, results: Results) -> dict[str,
 
 def steps(settings: Settings) -> dict[str, Step]:
     """Tune as the study of calibration does, then every beta."""
-    found: dict[str, Step] = {"tuning": calibration.steps(settings.calibration)["tuning"]}
+    found: dict[str, Step] = {"tuning": partial(calibration.tuning, settings.calibration)}
     found["tuned beta"] = partial(_beta, settings, None)
     return found | {f"beta {beta:g}": partial(_beta, settings, beta) for beta in settings.betas}
 
@@ -100,7 +102,11 @@ def table(record: Record) -> str:
     for name, row in _betas(record).items():
         rows.append([f"{name} ({row['beta']:g}), no alpha", *cells(row, 0), ""])
         rows.append([f"{name} ({row['beta']:g}), tuned alpha", *cells(row, one), ""])
-    words = "Median over corruptions of ECE / accuracy in percent, by severity.\n\n"
+    shared = record.settings["calibration"]
+    words = (
+        f"Median over {len(shared['corruptions'])} corruptions of ECE / accuracy in percent, {shared['images']} images "
+        f"({shared['subject']['data']}, {shared['subject']['model']}), by severity.\n\n"
+    )
     return words + markdown(["setting", *(f"severity {s}" for s in severities), "paper, ECE 1 to 5"], rows)
 
 

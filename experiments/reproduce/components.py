@@ -53,7 +53,7 @@ def _like(preset: str, noise: str, fit_examples: int, scored_examples: int) -> S
 PRESETS = {
     "digits": replace(_like("digits", "asymmetric 0.3", 100, 150), betas=(1.0, 0.001)),
     "mnist": _like("mnist", "asymmetric 0.3", 1500, 2500),
-    "cifar10": _like("cifar10", "human random1", 5000, 5000),
+    "cifar10": replace(_like("cifar10", "human worse", 500, 300), betas=(1.0, 0.1, 0.001)),
     "paper": replace(
         _like("paper", "human random1", 45000, 45000),
         subject=Subject("cifar10", "resnet18", replace(PAPER, checkpoint_every=5), 5000),
@@ -71,18 +71,17 @@ def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
     """AUROC of error, complexity at every beta, and sums, after one epoch."""
     subject, noisy = settings.subject, prepare(settings.subject, settings.noise)
     model = subject.training(noisy.data, noisy.validation).model(epoch)
-    indexed = replace(noisy.data, labels=noisy.wrong.long())
-    scored, wrong = (sample(data, settings.scored_examples, 1) for data in (noisy.data, indexed))
-    truth = wrong.labels.bool()
+    scored = noisy.sampled(settings.scored_examples, 1)
+    batches, truth = subject.batches(scored.data), scored.wrong
     fit_data = subject.batches(sample(noisy.data, settings.fit_examples))
     parameters = sum(value.numel() for value in model.parameters())
     complexity, error = {}, None
-    for ifc in fit_grid(model, settings.betas, fit_data):
-        found = ifc.score(subject.batches(scored), damping=settings.paper_damping / ifc.beta**2, linearized=True)
+    for ifc in fit_grid(model, settings.betas, fit_data, fisher=subject.fisher):
+        found = ifc.score(batches, damping=settings.paper_damping / ifc.beta**2, linearized=True)
         complexity[ifc.beta] = found.column("parametric_complexity")
         if ifc.beta == 1:
             error = found.column("error")
-            audit = ifc.score(subject.batches(scored), damping=mislabel.DAMPING).column("stochastic_complexity")
+            audit = ifc.score(batches, damping=mislabel.DAMPING).column("stochastic_complexity")
     return {
         "memorised": memorised(subject, model, noisy),
         "error": auroc(error, truth),

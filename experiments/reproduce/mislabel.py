@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from experiments.datasets import Batches
 from experiments.recipes import PAPER, Recipe
 from experiments.reproduce.noisy import STAGES, Noisy, at_stage, prepare, stages
 from experiments.reproduce.paper import MISLABEL as PAPER_NUMBERS
@@ -68,6 +69,7 @@ class Settings:
         paper_damping: Absolute, in the paper's units, for beta 0.001.
         short_runs: How many networks EL2N and GraNd average.
         short_epochs: For how long those are trained.
+        scored_examples: Of the training examples, at random; None scores all.
     """
 
     subject: Subject
@@ -76,6 +78,7 @@ class Settings:
     paper_damping: float
     short_runs: int
     short_epochs: int
+    scored_examples: int | None = None
 
 
 _TWO = ("symmetric 0.6", "asymmetric 0.3")
@@ -93,10 +96,19 @@ PRESETS = {
     "mnist": _MNIST,
     "cifar10": replace(
         _MNIST,
-        subject=Subject("cifar10", "resnet20", Recipe("one-cycle", 30, 0.1, checkpoint_every=3), 5000, 20000),
-        noises=("human random1", "data-dependent", "asymmetric 0.3", "symmetric 0.6"),
+        subject=Subject(
+            "cifar10",
+            "resnet18-width8",
+            Recipe("one-cycle", 20, 0.03, weight_decay=0.0, batch_size=16, checkpoint_every=4),
+            500,
+            1000,
+        ),
+        noises=("human worse", "data-dependent", "asymmetric 0.3", "symmetric 0.6"),
+        fit_examples=500,
         paper_damping=1e-12,
+        short_runs=2,
         short_epochs=3,
+        scored_examples=400,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER, 5000),
@@ -133,10 +145,11 @@ def short_networks(settings: Settings, noisy: Noisy) -> list[nn.Module]:
 
 def _short(settings: Settings, kind: str, _: Results) -> dict[str, float]:
     noisy = prepare(settings.subject, kind)
-    networks, batches = short_networks(settings, noisy), settings.subject.batches(noisy.data)
+    networks, scored = short_networks(settings, noisy), noisy.sampled(settings.scored_examples, 1)
+    batches = settings.subject.batches(scored.data)
     return {
-        "EL2N": auroc(el2n(networks, batches), noisy.wrong),
-        "GraNd": auroc(grand(networks, batches), noisy.wrong),
+        "EL2N": auroc(el2n(networks, batches), scored.wrong),
+        "GraNd": auroc(grand(networks, batches), scored.wrong),
     }
 
 
@@ -146,12 +159,11 @@ def checkpoints_until(trained: Trained, epoch: int) -> Iterator[tuple[nn.Module,
     return ((trained.model(item.epoch), item.learning_rate) for item in kept)
 
 
-def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy) -> dict[str, np.ndarray]:
-    """Scores [N] of every method that needs the curvature; larger = more suspicious."""
+def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy, batches: Batches) -> dict[str, np.ndarray]:
+    """Scores [N] of ``batches`` by every method that needs the curvature; larger = more suspicious."""
     subject = settings.subject
     fit_data = subject.batches(sample(noisy.data, settings.fit_examples, subject.seed))
-    own, cold = fit_grid(model, (AUDIT_BETA, PAPER_BETA), fit_data)
-    batches = subject.batches(noisy.data)
+    own, cold = fit_grid(model, (AUDIT_BETA, PAPER_BETA), fit_data, fisher=subject.fisher)
     parameters = sum(value.numel() for value in model.parameters())
     audit = own.score(batches, damping=DAMPING)
     paper = cold.score(batches, damping=settings.paper_damping / PAPER_BETA**2, linearized=True)
@@ -167,18 +179,19 @@ def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy) -> dict
 def _stage(settings: Settings, kind: str, stage: str, results: Results) -> dict[str, float]:
     noisy, trained = run_of(settings, kind)
     epoch = results[f"{kind}, train"][stage]["epoch"]
-    model, batches = at_stage(trained, stage, epoch), settings.subject.batches(noisy.data)
-    probability, labels = in_sample_probabilities(model, batches), noisy.data.labels.numpy()
+    model, scored = at_stage(trained, stage, epoch), noisy.sampled(settings.scored_examples, 1)
+    batches = settings.subject.batches(scored.data)
+    probability, labels = in_sample_probabilities(model, batches), scored.data.labels.numpy()
     losses = loss_scores(model, batches)
     scores = {
         "TracIn": tracin(checkpoints_until(trained, epoch), batches),
-        **curvature_scores(settings, model, noisy),
+        **curvature_scores(settings, model, noisy, batches),
         "loss": losses["loss"],
         "margin": losses["margin"],
         "cleanlab, self-confidence": label_suspicion(labels, probability),
         "cleanlab, weighted entropy": label_suspicion(labels, probability, "confidence_weighted_entropy"),
     }
-    return {name: auroc(found, noisy.wrong) for name, found in scores.items()} | results[f"{kind}, short runs"]
+    return {name: auroc(found, scored.wrong) for name, found in scores.items()} | results[f"{kind}, short runs"]
 
 
 def steps(settings: Settings) -> dict[str, Step]:
@@ -201,6 +214,11 @@ def _paper(kind: str, method: str) -> float | None:
     return PAPER_NUMBERS[kind.split()[0]].get("IF-COMP" if method == AS_PAPER else method)
 
 
+def _scored(record: Record) -> str:
+    count = record.settings.get("scored_examples")
+    return "" if count is None else f", of which {count} are scored"
+
+
 def table(record: Record) -> str:
     """Methods by noise and stage."""
     columns, settings = _columns(record), record.settings
@@ -217,7 +235,8 @@ def table(record: Record) -> str:
     )
     words = (
         f"AUROC in percent of wrong labels among the training examples ({settings['subject']['data']}, "
-        f"{settings['subject']['model']}). {memorised}. The paper's numbers are for CIFAR-10 and ResNet-18, stopped "
+        f"{settings['subject']['model']}, trained on {settings['subject']['examples'] or 'all'}{_scored(record)}). "
+        f"{memorised}. The paper's numbers are for CIFAR-10 and ResNet-18, stopped "
         "early. EL2N and GraNd come from short runs of other seeds, TracIn from checkpoints; all others from the one "
         "network. IF-COMP at beta 1 is the sum with the library's audit damping, at beta 0.001 the paper's damping; "
         "label complexity, by which the library's audits sort, is that among it and the most likely other.\n\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from experiments import noise
 from experiments.datasets import Dataset, load, separate
-from experiments.reproduce.subject import Subject
+from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
 from ifcomp.baselines.features import run_data
 
@@ -34,6 +34,14 @@ class Noisy:
     data: Dataset
     wrong: torch.Tensor
     validation: Dataset
+
+    def sampled(self, count: int | None, seed: int) -> Noisy:
+        """Only ``count`` of the examples, at random; None keeps all."""
+        if count is None:
+            return self
+        marked = replace(self.data, labels=self.wrong.long())
+        data, wrong = (sample(one, count, seed) for one in (self.data, marked))
+        return replace(self, data=data, wrong=wrong.labels.bool())
 
 
 def apply(data: Dataset, kind: str, seed: int) -> Dataset:

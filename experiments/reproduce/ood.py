@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,13 @@ MADE = "made-"
 #: The paper's names of detectors, where pytorch-ood has others.
 PAPER_NAMES = {"MaxLogit": "MLS", "RMD": "RMDS", "ViM": "VIM"}
 IFCOMP, CAPPED = "IF-COMP, tuned", "IF-COMP, capped, tuned"
+#: What the paper's numbers are of.
+PAPER_SETS = {
+    "mnist": "The paper's far sets also have textures and places.",
+    "cifar10": "The paper's near sets are CIFAR-100 and TinyImageNet, its far sets MNIST, SVHN, textures and places.",
+}
 AS_PAPER, DEFAULT = "IF-COMP, the paper's beta and damping", "IF-COMP, default"
+DEFAULT_BETA = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,11 @@ class Settings:
         return (*self.tuning_near, *self.tuning_far)
 
 
+#: The paper's detectors, and as many that are often used.
+_COMMON = (
+    *("MSP", "MaxLogit", "Energy", "ODIN", "KNN", "RMD", "ViM", "GradNorm", "Gram"),
+    *("Entropy", "GEN", "ReAct", "ASH", "SHE", "Mahalanobis"),
+)
 _MNIST = Settings(
     Subject("mnist", "lenet", QUICK, 5000),
     near=("notmnist", "fashion-mnist"),
@@ -136,14 +147,16 @@ PRESETS = {
         subject=Subject("cifar10", "resnet20", None, 2000),
         near=("tinyimagenet",),
         far=("mnist", "fashion-mnist", "notmnist"),
-        images=1000,
+        images=300,
         tuning_near=("made-halves", "made-patches"),
         tuning_far=("kmnist", "made-noise", "made-clouds"),
-        tuning_images=100,
-        fit_examples=5000,
-        betas=(0.001, 0.5, 1.0),
+        tuning_images=60,
+        fit_examples=3000,
+        betas=(0.001, 0.3, 1.0),
+        dampings=(1e-6, 1e-2, 1.0),
         paper_beta=0.001,
         paper_damping=1e-12,
+        detectors=_COMMON,
     ),
     "paper": replace(
         _MNIST,
@@ -175,14 +188,26 @@ def _images(settings: Settings, name: str, own: Dataset) -> Dataset:
 
 
 @lru_cache(maxsize=1)
-def _loaders(settings: Settings) -> tuple[Any, dict[str, Any]]:
-    """Training data for curvature and detectors, and all test sets, the network's own as ``in``."""
-    subject = settings.subject
-    known, _, test = subject.parts()
-    known = sample(known, settings.fit_examples or len(known), settings.seed)
-    own = sample(test, settings.images, settings.seed)
+def _known(settings: Settings) -> Any:
+    """Training data for curvature and detectors."""
+    known, _, _ = settings.subject.parts()
+    return settings.subject.batches(sample(known, settings.fit_examples or len(known), settings.seed))
+
+
+@lru_cache(maxsize=1)
+def _loaders(settings: Settings) -> dict[str, Any]:
+    """All test sets, the network's own as ``in``."""
+    own = sample(settings.subject.parts()[2], settings.images, settings.seed)
     sets = {"in": own} | {name: _images(settings, name, own) for name in settings.test_sets}
-    return subject.batches(known), {name: subject.inputs(data) for name, data in sets.items()}
+    return {name: settings.subject.inputs(data) for name, data in sets.items()}
+
+
+@lru_cache(maxsize=1)
+def _fits(settings: Settings) -> dict[float, IFComp]:
+    """A predictor for every beta that is tried or reported."""
+    betas = list(dict.fromkeys((*settings.betas, settings.paper_beta, DEFAULT_BETA)))
+    network = settings.subject.network()
+    return dict(zip(betas, fit_grid(network, betas, _known(settings), fisher=settings.subject.fisher), strict=True))
 
 
 def _hindsight(ifc: IFComp, batches: Any, damping: Damping) -> tuple[Tensor, Tensor]:
@@ -219,14 +244,12 @@ def _network(settings: Settings, _: Results) -> dict[str, float]:
 def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
     """AUROC against validation images for every beta and damping; the mean over near and far sets chooses."""
     subject = settings.subject
-    known, validation, _ = subject.parts()
-    known = sample(known, settings.fit_examples or len(known), settings.seed)
-    own = sample(validation, 2 * settings.tuning_images, settings.seed)
+    own = sample(subject.parts()[1], 2 * settings.tuning_images, settings.seed)
     half = torch.arange(len(own)) % 2 == 0
     inside, base = own.take(half.nonzero()[:, 0], "even"), own.take((~half).nonzero()[:, 0], "odd")
     outside = {name: _images(settings, name, base) for name in settings.tuning_sets}
     rows = []
-    for ifc in fit_grid(subject.network(), settings.betas, subject.batches(known)):
+    for ifc in (_fits(settings)[beta] for beta in settings.betas):
         for multiple in settings.dampings:
             parts = {
                 name: _hindsight(ifc, subject.inputs(data), Relative(multiple))
@@ -255,21 +278,24 @@ def _ifcomp(settings: Settings, results: Results) -> dict[str, Any]:
         if name != "grid"
     }
     choices[AS_PAPER] = (settings.paper_beta, settings.paper_damping / settings.paper_beta**2, None)
-    choices[DEFAULT] = (1.0, OOD_DAMPING, None)
-    train, loaders = _loaders(settings)
-    betas = list(dict.fromkeys(beta for beta, _, _ in choices.values()))
-    fits = dict(zip(betas, fit_grid(settings.subject.network(), betas, train), strict=True))
+    choices[DEFAULT] = (DEFAULT_BETA, OOD_DAMPING, None)
+    loaders, fits = _loaders(settings), _fits(settings)
+
+    @cache
+    def parts(beta: float, damping: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        return {key: _hindsight(fits[beta], data, damping) for key, data in loaders.items()}
+
     found = {}
     for name, (beta, damping, alpha) in choices.items():
-        parts = {key: _hindsight(fits[beta], data, damping) for key, data in loaders.items()}
-        scores = {key: complexity(*part, fits[beta].factors.count, alpha) for key, part in parts.items()}
+        count = fits[beta].factors.count
+        scores = {key: complexity(*part, count, alpha) for key, part in parts(beta, damping).items()}
         found[name] = {"beta": beta, "damping": repr(damping), "alpha": alpha, "sets": _measured(scores)}
     return found
 
 
 def _detector(settings: Settings, name: str, _: Results) -> dict[str, Any]:
-    train, loaders = _loaders(settings)
-    return {"sets": _measured(ood_scores(name, settings.subject.network(), train, loaders, seed=settings.seed))}
+    network, train = settings.subject.network(), _known(settings)
+    return {"sets": _measured(ood_scores(name, network, train, _loaders(settings), seed=settings.seed))}
 
 
 def steps(settings: Settings) -> dict[str, Step]:
@@ -320,7 +346,8 @@ def table(record: Record) -> str:
         f"not reported on: beta {tuned[IFCOMP]['beta']:g}, damping {tuned[IFCOMP]['damping']:g} times the mean; with "
         f"hindsight probabilities capped at 1, beta {tuned[CAPPED]['beta']:g}, damping {tuned[CAPPED]['damping']:g} "
         f"times the mean, alpha {tuned[CAPPED]['alpha']:g}. Detectors have the parameters of pytorch-ood, not tuned. "
-        "The paper's far sets also have textures and places.\n\n"
+        f"Curvature and detectors see {settings['fit_examples'] or 'all'} training images. "
+        f"{PAPER_SETS.get(settings['subject']['data'], '')}\n\n"
     )
     return words + markdown(["method", *columns, "paper, near / far"], rows)
 
@@ -340,7 +367,7 @@ def draw(record: Record, figure: Figure) -> None:
         label.set_fontweight("bold" if name.startswith("IF-COMP") else "normal")
     axes.set(xscale="log", xlabel="100 - AUROC (%), smaller is better", ylim=(-0.7, len(found) - 0.3))
     axes.grid(axis="y", color="0.9")
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=4)
 
 
 def claims(record: Record) -> list[Claim]:

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -47,7 +47,7 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
     record = Record(study.name, preset, plain, {}, {}, [])
     if (folder / FILE).exists():
         record = read(folder)
-        if record.settings != plain:
+        if not _agree(record.settings, settings):
             raise SettingError(
                 f"'{folder / FILE}' was made with other settings of '{preset}'. Delete it, or give another --out."
             )
@@ -101,6 +101,20 @@ def check_data(needed: Any) -> None:
             missing.append(str(error))
     if missing:
         raise MissingDataError("\n".join(missing))
+
+
+def _agree(stored: Any, settings: Any) -> bool:
+    """Whether stored settings are these; what they lack because it came later must have its default."""
+    if not is_dataclass(settings):
+        return bool(stored == json.loads(json.dumps(settings)))
+    own = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
+    return (
+        isinstance(stored, dict)
+        and stored.keys() <= own.keys()
+        and all(
+            _agree(stored[key], value) if key in stored else value == default for key, (value, default) in own.items()
+        )
+    )
 
 
 def _as_text(content: Any) -> str:

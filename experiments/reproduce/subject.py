@@ -12,6 +12,7 @@ from experiments.models import PRETRAINED, pretrained
 from experiments.recipes import Recipe
 from experiments.runs import Trained
 from experiments.training import train
+from ifcomp.curvature.factors import FisherKind
 
 _NORMALISATIONS = {"digits": MNIST, "mnist": MNIST, "fashion-mnist": FASHION, "cifar10": CIFAR10}
 
@@ -41,6 +42,13 @@ class Subject:
     def normalisation(self) -> Normalisation:
         """Of the inputs."""
         return _NORMALISATIONS[self.data] if self.recipe else PRETRAINED[self.model][1]
+
+    @property
+    def fisher(self) -> FisherKind:
+        """How labels of the curvature are chosen: all of them, or, where a network is too slow for that, the paper's
+        one sample a pass.
+        """
+        return "exact" if self.model.startswith("lenet") else "sampled"
 
     def fitted_to(self, data: Dataset) -> Dataset:
         """Images in the size and colour that the network takes."""

@@ -81,6 +81,25 @@ def test_other_settings_are_not_continued(tmp_path: Path) -> None:
         run(other, "mnist", tmp_path)
 
 
+def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Nested:
+        inner: Settings
+        later: tuple[int, ...] = (1, 2)
+
+    study = replace(make_study(calls := []), presets={"digits": Nested(Settings())})
+    run(study, "digits", tmp_path)
+    content = json.loads((tmp_path / FILE).read_text())
+    assert content["settings"] == {"inner": {"factor": 3}, "later": [1, 2]}
+    content["settings"] = {"inner": {}}
+    (tmp_path / FILE).write_text(json.dumps(content))
+    run(study, "digits", tmp_path)
+    assert len(calls) == 2
+    for other in (Nested(Settings(), (1, 3)), Nested(Settings(4)), Settings()):
+        with pytest.raises(SettingError, match="other settings"):
+            run(replace(study, presets={"digits": other}), "digits", tmp_path)
+
+
 def test_all_missing_data_is_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IFCOMP_DATA", str(tmp_path))
     calls: list[str] = []

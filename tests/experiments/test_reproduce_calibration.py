@@ -1,16 +1,20 @@
 """The studies of calibration, reliability and ablation, at the size of digits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from experiments import reproduce
 from experiments.corruptions import CORRUPTIONS, HELD_OUT
 from experiments.reproduce import ablation, calibration, reliability
 from experiments.reproduce.record import read
 from experiments.reproduce.study import Record
+
+KINDS = calibration.PRESETS["digits"].corruptions
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +28,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found(folder: Path) -> Record:
     return read(folder / "calibration" / "digits")
 
 
 def test_every_method_is_there(found: Record) -> None:
-    assert set(calibration.METHODS) == found.results.keys() - {"tuning"}
-    for name in calibration.METHODS:
+    methods = calibration.methods(calibration.PRESETS["digits"])
+    assert set(methods) == found.results.keys() - {"tuning"} == set(calibration.METHODS) - {calibration.SHIFTED}
+    for name in methods:
         assert found.results[name].keys() == {"0", "5"}
-        assert found.results[name]["0"].keys() == {"clean"}
-        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate"}
+        assert found.results[name]["0"].keys() == {"clean", "together"}
+        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate", "together"}
     for severity, kinds in found.results["SWA"].items():
         for kind, row in kinds.items():
             scaled = found.results["SWA + temperature"][severity][kind]
@@ -48,11 +53,27 @@ def test_the_tuned_settings_are_no_worse_than_the_network_on_held_out_data(found
 
 
 def test_quartiles(found: Record) -> None:
-    values = [row["ece"] for row in found.results["ensemble"]["5"].values()]
+    values = [row["ece"] for kind, row in found.results["ensemble"]["5"].items() if kind != "together"]
     low, middle, high = calibration.quartiles(found, "ensemble")[5]
     assert middle == pytest.approx(np.mean(values))
     assert (low + high) / 2 == pytest.approx(middle)
     assert high - low == pytest.approx((max(values) - min(values)) / 2)
+
+
+def test_all_corruptions_together(found: Record) -> None:
+    for name in calibration._done(found):
+        rows = found.results[name]["5"]
+        for what in ("accuracy", "nll"):
+            mean = (rows["gaussian_noise"][what] + rows["pixelate"][what]) / 2
+            assert rows["together"][what] == pytest.approx(mean, abs=2e-5)
+        assert calibration.together(found, name) == {
+            0: found.results[name]["0"]["clean"]["ece"],
+            5: rows["together"]["ece"],
+        }
+    del found.results["SWA"]["5"]["together"]
+    assert calibration.together(found, "SWA") is None
+    assert "median and quartiles over 2" in calibration.table(found)
+    assert len(calibration.claims(found)) == 1
 
 
 def test_nothing_is_tuned_on_what_is_reported() -> None:
@@ -60,7 +81,7 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
     for preset in calibration.PRESETS.values():
         assert set(preset.corruptions) <= set(CORRUPTIONS)
     assert not set(CORRUPTIONS) & set(HELD_OUT)
-    clean, shifted = calibration.held_out(settings)
+    clean, shifted = calibration.held_out(settings.subject, settings.tuning_images)
     assert len(clean.data) == 20
     assert len(shifted.data) == 20 * len(HELD_OUT)
     reported = calibration.altered(settings, "pixelate", 0)
@@ -89,16 +110,56 @@ def test_ablation(folder: Path, found: Record) -> None:
     one = ablation.MULTIPLES.index(1.0)
     tuned = record.results["tuned beta"]["severities"]["5"]
     ours, untouched = found.results[calibration.IFCOMP]["5"], found.results["SWA"]["5"]
-    assert tuned["ece"][one][1] == pytest.approx(np.median([row["ece"] for row in ours.values()]), abs=2e-5)
+    assert tuned["ece"][one][1] == pytest.approx(np.median([ours[kind]["ece"] for kind in KINDS]), abs=2e-5)
     plain = record.results["beta 1"]["severities"]["5"]
-    assert plain["ece"][0][1] == pytest.approx(np.median([row["ece"] for row in untouched.values()]), abs=2e-5)
+    assert plain["ece"][0][1] == pytest.approx(np.median([untouched[kind]["ece"] for kind in KINDS]), abs=2e-5)
     assert record.results["tuned beta"]["alphas"][one] == found.results["tuning"][calibration.IFCOMP]["alpha"]
 
 
 def test_claims(found: Record) -> None:
+    (pooled,) = calibration.claims(found)
+    assert pooled.paper == "0.055; best other 0.085"
+    values = {name: found.results[name]["5"]["together"]["ece"] for name in calibration._done(found)}
+    del values[calibration.KEPT]
+    assert pooled.holds == (values.pop(calibration.IFCOMP) < min(values.values()))
+    del found.results["SWA"]["5"]["together"]
     (claim,) = calibration.claims(found)
-    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration.METHODS}
+    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration._done(found)}
     ours = medians.pop(calibration.IFCOMP)
     medians.pop(calibration.KEPT)
     assert claim.holds == (ours < min(medians.values()))
-    assert claim.paper == "0.055; best other 0.085"
+    assert "median ECE" in claim.claim
+
+
+def test_beta_of_clean_images(monkeypatch: pytest.MonkeyPatch, folder: Path, found: Record) -> None:
+    monkeypatch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+    settings = replace(calibration.PRESETS["digits"], clean_beta=True)
+    tuned = calibration.tuning(settings, {})
+    _, validation, _ = settings.subject.parts()
+    with torch.no_grad():
+        logits = torch.cat(
+            [calibration.base_network(settings.subject)(x) for x, _ in settings.subject.batches(validation)]
+        ).double()
+    losses = {b: float(functional.cross_entropy(b * logits, validation.labels)) for b in np.linspace(0.2, 3, 281)}
+    beta = tuned["inverse_temperature"]["SWA"]
+    assert beta == pytest.approx(min(losses, key=losses.__getitem__), abs=0.011)
+    assert tuned[calibration.IFCOMP]["beta"] == tuned[calibration.KEPT]["beta"] == beta
+    with_shifts = found.results["tuning"]["inverse_temperature"]["SWA"]
+    assert tuned["inverse_temperature"]["shifted"] == pytest.approx(with_shifts, rel=1e-4)
+    assert beta != pytest.approx(with_shifts, rel=1e-2)
+
+
+def test_published_weights_leave_out_what_needs_more(found: Record) -> None:
+    settings = calibration.PRESETS["cifar10"]
+    assert settings.subject.recipe is None
+    results = {**found.results, calibration.SHIFTED: found.results["temperature"]}
+    done = {name: results[name] for name in ("tuning", *calibration.methods(settings))}
+    subject = {**found.settings["subject"], "recipe": None}
+    left = replace(found, results=done, settings={**found.settings, "subject": subject, "clean_beta": True})
+    page = calibration.table(left)
+    assert "Not run: SWA, SWA + temperature, SWAG-D, MC dropout, ensemble, ACNML + SWAG-D: published weights" in page
+    assert "ensemble has" not in page
+    assert "of clean images only" in page
+    assert "softmax" in calibration.claims(left)[0].ours
+    curves = {name: {"5": {"confidence": [0.5], "accuracy": [0.7], "count": [3]}} for name in done if name != "tuning"}
+    assert "a last-layer Laplace" in reliability.claims(replace(left, results=curves))[0].claim

@@ -1,9 +1,12 @@
 """The studies of wrong labels, at the size of digits: mislabelled data, and the components over training."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
+from torch.nn import functional
 
 from experiments import reproduce
 from experiments.datasets import load, separate
@@ -58,6 +61,30 @@ def test_noise_follows_the_examples() -> None:
     assert torch.equal(made.wrong, made.data.labels != clean.labels[:300])
     assert torch.equal(made.validation.labels, validation.labels)
     assert 0.5 < made.wrong.double().mean() < 0.7
+
+
+def test_a_sample_keeps_images_labels_and_marks_together() -> None:
+    made = noisy.prepare(mislabel.PRESETS["digits"].subject, "symmetric 0.6")
+    part = made.sampled(40, 1)
+    where = [int((made.data.images == image).all((1, 2)).nonzero()[0]) for image in part.data.images]
+    assert len(set(where)) == 40
+    assert torch.equal(part.data.labels, made.data.labels[where])
+    assert torch.equal(part.wrong, made.wrong[where])
+    assert made.sampled(None, 1) is made
+
+
+def test_only_a_sample_is_scored(monkeypatch: pytest.MonkeyPatch, folder: Path, found: Record) -> None:
+    monkeypatch.setenv("IFCOMP_CACHE", str(folder / "cache"))
+    kind, settings = "asymmetric 0.3", replace(mislabel.PRESETS["digits"], scored_examples=60)
+    few = mislabel.steps(settings)[f"{kind}, early"](found.results)
+    made, trained = mislabel.run_of(settings, kind)
+    part, network = made.sampled(60, 1), trained.model("best")
+    with torch.no_grad():
+        outputs = network(next(iter(settings.subject.batches(part.data, 60)))[0])
+    loss = functional.cross_entropy(outputs, part.data.labels, reduction="none")
+    assert few["loss"] == pytest.approx(roc_auc_score(part.wrong, loss), abs=1e-9)
+    page = mislabel.table(replace(found, settings={**found.settings, "scored_examples": 60}))
+    assert "trained on 300, of which 60 are scored" in page
 
 
 def test_components(folder: Path, found: Record) -> None:

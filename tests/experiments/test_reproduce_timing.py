@@ -1,0 +1,86 @@
+"""The study of inference times: the benchmark's numbers, whether recorded or measured now."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import record as recorded
+from benchmarks.run import Console, run
+from benchmarks.suite import Measured, Times
+from benchmarks.suites.table1 import PAPER, SUITE
+from experiments import reproduce
+from experiments.reproduce import timing
+from experiments.reproduce.record import read
+from experiments.reproduce.study import Record
+
+ENVIRONMENT = {"date": "2026-01-02", "commit": "abcdef0123", "threads": 1, "cpu": "a core", "torch": "2", "load": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def made_up(name: str) -> recorded.Run:
+    """Two rounds of four inputs: 1, 200, 3 and 0.9 ms an input."""
+    best = {"ours": 1, "ACNML": 200, "GradNorm": 3, "GradNorm, ours": 0.9, "forward": 0.1}
+    times = {key: Times(4, [8e-3 * value, 4e-3 * value]) for key, value in best.items()}
+    return recorded.Run(name, 1, {**ENVIRONMENT, "tiny": False}, Measured(times))
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    recorded.write("table1", [replace(made_up(name), threads=2) for name in PAPER], tmp_path)
+    recorded.write("table1", [made_up(name) for name in PAPER], tmp_path)
+    reproduce.reproduce("timing", "paper", tmp_path)
+    return read(tmp_path / "timing" / "paper")
+
+
+def test_recorded_numbers_are_taken_with_their_circumstances(record: Record, tmp_path: Path) -> None:
+    assert record.results.keys() == PAPER.keys()
+    page = (tmp_path / "timing" / "paper" / "table.md").read_text()
+    assert "on 2026-01-02 at commit abcdef0, 1 thread of a core, torch 2. Load" in page
+    assert "| IF-COMP (this library) | 1.00 | 1.00 | 1.00 | 0.241 | 15.76 | 188.8 |" in page
+    assert "| ACNML-EKFAC / IF-COMP | 200.00 | 200.00 | 200.00 | 7.34 | 14.71 | 12.37 |" in page
+    norm, *speedups = timing.claims(record)
+    assert norm.ours == "1.11 times as long as our gradient norm, 0.33 times as that with vmap"
+    assert [claim.ours for claim in speedups] == ["200 times"] * 3
+    assert all(claim.holds for claim in (norm, *speedups))
+
+
+def test_what_is_not_recorded_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    name = next(iter(PAPER))
+    monkeypatch.setattr(
+        timing,
+        "run",
+        lambda suites, threads, rounds, tiny, folder, console: run(
+            suites, threads, 1, True, folder, Console(quiet=True)
+        ),
+    )
+    found = timing.steps(timing.PRESETS["paper"])[name]({})
+    (kept,) = recorded.read("table1", tmp_path)
+    assert kept.subject == name
+    assert timing.steps(timing.PRESETS["paper"])[name]({}) == found
+
+
+def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path / "benchmarks")
+    reproduce.reproduce("timing", "digits", tmp_path)
+    record = read(tmp_path / "timing" / "digits")
+    assert all(row["environment"]["tiny"] for row in record.results.values())
+    for name, own in timing.measured(record).items():
+        assert own.times.keys() >= timing.METHODS.keys(), name
+    assert timing.claims(record) == []
+    assert not (tmp_path / "benchmarks").exists()
+
+
+def test_the_suite_is_that_of_the_papers_table() -> None:
+    (section,) = SUITE.sections
+    assert section.subjects.keys() == PAPER.keys()
