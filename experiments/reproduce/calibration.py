@@ -101,7 +101,7 @@ PRESETS = {
         Subject("fashion-mnist", "lenet", WITH_TAIL, 5000),
         dropout=replace(QUICK, epochs=12),
         member=QUICK,
-        members=5,
+        members=30,
         samples=30,
         images=500,
         tuning_images=200,
