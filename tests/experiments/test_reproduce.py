@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(calls) == 3
     circumstances = json.loads((tmp_path / FILE).read_text())["runs"][0]
     assert circumstances["command"] == "ifcomp reproduce toy --preset digits"
-    assert circumstances["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(circumstances["versions"]["torch"])  # which may leave out "+cu132"
     assert circumstances["hardware"]["threads"] == torch.get_num_threads()
 
 
