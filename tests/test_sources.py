@@ -226,7 +226,7 @@ def test_transparent_palettes_do_not_warn() -> None:
 
 def test_sixteen_bits_are_refused() -> None:
     save("f/a/1.png", np.full((4, 4), 40_000, np.uint16))
-    with pytest.raises(DataError, match="mode 'I(;16)?', but 8 bits"):
+    with pytest.raises(DataError, match=r"mode 'I(;16)?', but 8 bits"):
         open_source("folder:f")
 
 
