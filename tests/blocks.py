@@ -1,9 +1,7 @@
 """Blocks and recordings without a model: sizes alone, or inputs that are typed in."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
@@ -65,9 +63,10 @@ class Recorded:
     def positions(self, _: KroneckerBlock) -> int:
         return self.inputs.shape[3]
 
-    def columns(
-        self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None, examples: slice = slice(None)
-    ) -> Tensor:
-        assert (rotate is not None) == block.shared_offsets
-        some = self.inputs[examples]
-        return some if rotate is None else torch.cat([rotate(part) for part in some.split(1, 2)], 2)
+    def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
+        assert not block.shared_offsets
+        return self.inputs[examples]
+
+    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
+        assert block.shared_offsets
+        return self.inputs[examples].transpose(2, 3) * basis

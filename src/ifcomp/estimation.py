@@ -214,7 +214,7 @@ def _calibrate(session: Session, ifc: IFComp, first: Batch, options: ScoreOption
     passes += _timed(first, lambda batch: fit_second_moments(session, [batch], settings, bases))
     factors = fit_second_moments(session, [first.select(slice(0, 2))], settings, bases)[0]
     with session.computing():
-        evaluation = Evaluation(session, factors, invert(factors, ifc.damping), ifc.damping)
+        evaluation = Evaluation(session, factors, invert(factors, ifc.damping, session.blocks), ifc.damping)
     return passes, _timed(first, lambda batch: score_frame(evaluation, [batch], options)), evaluation
 
 

@@ -47,7 +47,7 @@ from ifcomp.errors import (
     StorageError,
 )
 from ifcomp.explanation import Explanation, explain
-from ifcomp.influence.weights import Weights, invert
+from ifcomp.influence.weights import invert
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua
@@ -135,7 +135,7 @@ class IFComp:
         self._fingerprint: dict[str, str] = {}
         self._layouts: Mapping[str, Layout] = {}
         self._checksums: list[tuple[int, int, complex]] = []
-        self._inverted: tuple[Factors, Damping, dict[str, Weights]] | None = None
+        self._evaluated: Evaluation | None = None
 
     @property
     def beta(self) -> float:
@@ -447,9 +447,11 @@ class IFComp:
                 )
             self._session = session
         with self._session.computing():
-            if self._inverted is None or self._inverted[:2] != (factors, damping):
-                self._inverted = (factors, damping, invert(factors, damping))
-        return Evaluation(self._session, factors, self._inverted[2], damping)
+            kept = self._evaluated
+            if kept is None or kept.session is not self._session or (kept.factors, kept.damping) != (factors, damping):
+                weights = invert(factors, damping, self._session.blocks)
+                self._evaluated = kept = Evaluation(self._session, factors, weights, damping)
+        return kept
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -476,7 +478,7 @@ class IFComp:
         self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
 
     def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
-        self.factors, self._fingerprint, self._layouts, self._inverted = factors, fingerprint, layouts, None
+        self.factors, self._fingerprint, self._layouts, self._evaluated = factors, fingerprint, layouts, None
         self._checksums = _checksums(self.model)
 
     def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
@@ -577,7 +579,7 @@ def fit_together(
 def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
     """Warn if alpha gives the average training example much doubt: ``alpha/n`` times its expected influence."""
     count = evaluation.factors.count
-    doubt = alpha / count * evaluation.factors.effective_parameters(evaluation.damping)
+    doubt = alpha / count * evaluation.effective_parameters
     if doubt > _MUCH_DOUBT:
         warnings.warn(
             f"alpha={alpha} is large for {count:,} training examples: it adds {doubt:.2g} to the total probability of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -48,6 +48,11 @@ class Evaluation:
     def beta(self) -> float:
         """Inverse temperature."""
         return self.factors.settings.beta
+
+    @cached_property
+    def effective_parameters(self) -> float:
+        """Expected influence of the average training example."""
+        return self.factors.effective_parameters(self.damping)
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ def score_frame(
     evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
 ) -> pd.DataFrame:
     """One row an example with every column of `ScoreTable`; empty without examples. ``work`` saves rows."""
-    typical = evaluation.factors.effective_parameters(evaluation.damping) or 1.0
+    typical = evaluation.effective_parameters or 1.0
     parts: list[dict[str, Tensor]] = []
 
     def joined() -> dict[str, Tensor]:

@@ -310,6 +310,10 @@ BASIS = Basis(
 )
 
 
+#: Inputs of three channels at two offsets, as rotated gradients have them.
+ORDER = ("a0", "b0", "c0", "a1", "b1", "c1", "+")
+
+
 @pytest.mark.parametrize(("examples", "unfolded"), [(1, 1), (2, 4), (2, 2), (3, 3), (9, 9)])
 @pytest.mark.parametrize(("cotangents", "rows"), [(1, 1), (2, 2), (3, 3)])
 @pytest.mark.parametrize("outputs_first", [True, False])
@@ -332,10 +336,29 @@ def test_slabs_are_all_rotated_gradients(
 def test_inputs_are_rotated_before_they_are_unfolded_where_offsets_share_a_basis() -> None:
     shared = Basis(BASIS.inputs[:, :1, :1], BASIS.outputs)
     found = rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, 1, offsets=2, bias=False), shared, slice(1, 3))
-    assert_close(found, torch.einsum("g,bgjt->bgjt", BASIS.inputs[:, 0, 0], COLUMNS[1:3]))
+    assert_close(found, torch.einsum("g,bgjt->bgtj", BASIS.inputs[:, 0, 0], COLUMNS[1:3]))
     found = rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS, slice(1, 3))
-    assert_close(found, torch.einsum("gkj,bgkt->bgjt", BASIS.inputs, COLUMNS[1:3]))
-    assert rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS).shape == (B, G, J, T)
+    assert_close(found, torch.einsum("gkj,bgkt->bgtj", BASIS.inputs, COLUMNS[1:3]))
+    assert rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS).shape == (B, G, T, J)
+
+
+@pytest.mark.parametrize("positions", [1, 32, 33])
+def test_inputs_of_one_group_are_rotated(positions: int) -> None:
+    columns = torch.randn(B, 1, J, positions, generator=RANDOM, dtype=torch.float64)
+    basis = Basis(BASIS.inputs[:1], BASIS.outputs[:1])
+    found = rotated_columns(Recorded(columns), kronecker("x", 1, R, J), basis, slice(1, 4))
+    assert_close(found, torch.einsum("gkj,bgkt->bgtj", basis.inputs, columns[1:4]))
+
+
+def test_offsets_become_slowest_and_channels_again() -> None:
+    """Three channels a, b, c with two offsets, and a bias."""
+    entries = torch.tensor([["a0", "a1", "b0", "b1", "c0", "c1", "+"].index(name) for name in ORDER])
+    block, values = kronecker("x", 1, 1, 3, offsets=2), torch.arange(14.0).view(2, 7)
+    assert_close(block.by_offset(values), values[:, entries])
+    assert_close(block.by_channel(block.by_offset(values)), values)
+    plain = kronecker("x", 1, 1, 7)
+    assert plain.by_offset(values) is values
+    assert plain.by_channel(values) is values
 
 
 def test_a_total_that_rounding_reaches_does_not_draw_beyond_the_labels() -> None:

@@ -94,25 +94,25 @@ def factors(*moments: float, dtype: torch.dtype = torch.float32) -> Factors:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_weights_by_hand(dtype: torch.dtype) -> None:
-    found = invert(factors(4.0, 1.0, 0.0, dtype=dtype), 1.0)["a"]
+    found = invert(factors(4.0, 1.0, 0.0, dtype=dtype), 1.0, ())["a"]
     assert_close(found.values, torch.tensor([0.2, 0.5, 1.0], dtype=dtype))
     assert (found.scale, found.condition) == (1.0, pytest.approx(5 / 3))
-    found = invert(factors(4.0, 1.0, 1.0, dtype=dtype), Relative(3.0))["a"]  # delta = 3 * 2
+    found = invert(factors(4.0, 1.0, 1.0, dtype=dtype), Relative(3.0), ())["a"]  # delta = 3 * 2
     assert_close(found.values, torch.tensor([0.1, 1 / 7, 1 / 7], dtype=dtype))
     assert found.condition == pytest.approx(2 / 7)
 
 
 def test_weights_are_scaled_to_at_most_1e12() -> None:
-    found = invert(factors(1.0, 0.0), 1e-15)["a"]
+    found = invert(factors(1.0, 0.0), 1e-15, ())["a"]
     assert found.scale == pytest.approx(1e3)
     assert_close(found.values, torch.tensor([1e-3, 1e12]))
     assert found.condition == pytest.approx(0.5e15)
-    assert invert(factors(1.0, 0.0), 1e-12)["a"].scale == 1.0
-    assert invert(factors(1.0, 0.0), 0.0)["a"].values.tolist() == [1.0, 0.0]
+    assert invert(factors(1.0, 0.0), 1e-12, ())["a"].scale == 1.0
+    assert invert(factors(1.0, 0.0), 0.0, ())["a"].values.tolist() == [1.0, 0.0]
 
 
 def test_a_block_without_parameters_has_no_weights() -> None:
-    found = invert(factors(), 1.0)["a"]
+    found = invert(factors(), 1.0, ())["a"]
     assert (found.values.shape, found.scale) == ((0,), 1.0)
 
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from cases import Case, normal, seeded, weight
 from comparison import assert_same, dense, dense_moments, fitted, oracle_blocks, oracle_influence
-from ifcomp.layers.conv import unfold
+from ifcomp.layers.block import KroneckerBlock
+from ifcomp.layers.conv import conv, unfold
+from ifcomp.layers.registry import Selection
 from oracles import Convolution, patches
 
 TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -94,6 +96,21 @@ def test_patches_equal_the_oracle(shape: Shape) -> None:
     bias = 0.0 if module.bias is None else module.bias.detach()[:, None]
     convolved = module(inputs).detach().flatten(2)
     torch.testing.assert_close((kernel @ found).flatten(1, 2) + bias, convolved, rtol=1e-12, atol=1e-12)
+
+
+@many
+@given(shapes())
+def test_rotated_windows_are_patches_with_rotated_channels(shape: Shape) -> None:
+    module, inputs = shape.make().double(), shape.inputs(2)
+    site = conv("x", module, Selection(sua=True))
+    assert site is not None
+    (block,) = site.blocks
+    assume(isinstance(block, KroneckerBlock) and block.shared_offsets)
+    assert isinstance(block, KroneckerBlock)
+    basis = torch.randn(block.groups, block.channels, block.channels, dtype=torch.float64)
+    by_channel = patches(inputs, module).unflatten(-1, (block.channels, -1))  # [N, G, T, C, offsets]
+    expected = torch.einsum("ngtck,gcd->ngtkd", by_channel, basis).flatten(3)
+    torch.testing.assert_close(block.rotated_windows(inputs, basis), expected, rtol=1e-12, atol=1e-12)
 
 
 @many

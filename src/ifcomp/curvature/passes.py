@@ -123,6 +123,10 @@ def fit_second_moments(
     _over_pieces(session, batches, settings, 1, add, count, *fit_steps(session, len(settings), limit)[1])
     add_up(kept.values())
     examples = int(count)
+    for sums in totals:
+        for block in session.kronecker:
+            if isinstance(block, KroneckerBlock):
+                sums[block.name] = block.by_channel(sums[block.name])
     return [
         Factors(
             {name: BlockFactors(total.div_(max(examples, 1)), basis.get(name)) for name, total in sums.items()},
@@ -237,7 +241,7 @@ def _add_kronecker_squares(
     total: Tensor, recording: Recording, block: KroneckerBlock, basis: Basis, rows: Tensor
 ) -> None:
     if rows.shape[4] == 1:  # an outer product: its squares are the outer product of squares
-        inputs = rotated_columns(recording, block, basis).square()[..., 0]
+        inputs = rotated_columns(recording, block, basis).square()[..., 0, :]
         total += torch.einsum("bgo,bgj->goj", rows[..., 0].square().sum(2), inputs)
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])

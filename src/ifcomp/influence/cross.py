@@ -30,7 +30,7 @@ def whitened_gradients(
 ) -> Iterator[tuple[str, Tensor]]:
     """Block by block, the gradient of ``sum_k cotangent[b, k] logits[b, k]`` of every example, whitened, [B, P].
 
-    Dot products are in units of the block's `Weights.scale`.
+    Dot products are in units of the block's `Weights.scale`, and columns in the order of its `Weights.values`.
 
     Args:
         session: The model and its blocks.

@@ -156,6 +156,30 @@ class KroneckerBlock(RecordedBlock):
         """Layer inputs [N, G*C, ...] as the channels of every input position, [N, G, C, S]: what SUA rotates."""
         return rows.reshape(len(rows), self.groups, self.channels, -1)
 
+    def rotated_windows(self, rows: Tensor, basis: Tensor) -> Tensor:
+        """Layer inputs [N, features...] with channels in their basis [G, C, C], as [N, G, T, J] without bias.
+
+        Only for shared offsets. Offsets are slowest in J, so that what is copied lies together; see `by_offset`.
+        """
+        raise NotImplementedError
+
+    def by_offset(self, values: Tensor) -> Tensor:
+        """Entries [..., J] of gradients in the order of the weight, as those of rotated gradients are ordered.
+
+        The same unless offsets are shared: then offsets are slowest rather than channels. A bias is last in both.
+        """
+        return self._reordered(values, (self.channels, self.offsets))
+
+    def by_channel(self, values: Tensor) -> Tensor:
+        """The way back from `by_offset`."""
+        return self._reordered(values, (self.offsets, self.channels))
+
+    def _reordered(self, values: Tensor, sizes: tuple[int, int]) -> Tensor:
+        if not self.shared_offsets:
+            return values
+        windows, bias = values.split([self.channels * self.offsets, int(self.has_bias)], -1)
+        return torch.cat([windows.unflatten(-1, sizes).transpose(-1, -2).flatten(-2), bias], -1)
+
 
 @dataclass(frozen=True)
 class IndexedBlock(RecordedBlock):

@@ -248,30 +248,34 @@ class Recording:
             found.append(rows)
         return found
 
-    def columns(
-        self, block: KroneckerBlock, rotate: Callable[[Tensor], Tensor] | None = None, examples: slice = slice(None)
-    ) -> Tensor:
-        """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included.
-
-        Args:
-            block: The block.
-            rotate: Applied to the channels [N, G, C, S] of the inputs before they are unfolded (shared offsets only).
-            examples: Of which examples of the batch; all unless said.
-        """
+    def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
+        """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included; of some examples of the batch."""
         count = len(range(self.batch)[examples])
         if not block.has_weight:
             return torch.ones(count, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
-        parts = []
-        for value in self.inputs(block):
-            rows = value[examples].to(self.dtype).flatten(0, 1)
-            if rotate is not None:
-                rows = rotate(block.channel_rows(rows)).reshape(rows.shape)
-            parts.append(_positions_last(block.positions(rows), count))
-        columns = _concatenate(parts)
+        rows = (value[examples].to(self.dtype).flatten(0, 1) for value in self.inputs(block))
+        columns = _concatenate([_positions_last(block.positions(each), count) for each in rows])
         if not block.has_bias:
             return columns
         ones = columns.new_ones(columns.shape[0], columns.shape[1], 1, columns.shape[3])
         return torch.cat([columns, ones], 2)
+
+    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
+        """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.
+
+        J is in the order of `KroneckerBlock.by_offset`.
+        """
+        count = len(range(self.batch)[examples])
+        rows = (value[examples].to(self.dtype).flatten(0, 1) for value in self.inputs(block))
+        parts = [block.rotated_windows(each, basis).unflatten(0, (count, -1)) for each in rows]  # [B, R, G, T, J]
+        windows = (
+            torch.cat([part.transpose(1, 2).flatten(2, 3) for part in parts], 2)
+            if len(parts) > 1
+            else (parts[0].transpose(1, 2).flatten(2, 3))
+        )
+        if not block.has_bias:
+            return windows
+        return torch.cat([windows, windows.new_ones(*windows.shape[:3], 1)], 3)
 
     def positions(self, block: KroneckerBlock) -> int:
         """T, the shared positions of a block over all its uses."""

@@ -33,18 +33,37 @@ class ConvBlock(KroneckerBlock):
     def outputs(self, rows: Tensor) -> Tensor:
         return rows.reshape(len(rows), self.groups, self.rows, -1)
 
+    def rotated_windows(self, rows: Tensor, basis: Tensor) -> Tensor:
+        zeros = self.module.padding_mode == "zeros"
+        rows = rows if zeros else pad(rows, self.module)  # zeros can be added after rotating, which is less work
+        turned = self.channel_rows(rows).transpose(-1, -2) @ basis
+        windows = turned.reshape(-1, *rows.shape[2:], self.channels)  # [N G, *S, C]
+        if zeros and any(widths := padding_widths(self.module)):
+            windows = F.pad(windows, [0, 0, *widths])
+        windows = _windows(windows, self.module, 1)
+        axes = len(self.module.kernel_size)
+        order = (0, *range(1, axes + 1), *range(axes + 2, 2 * axes + 2), axes + 1)  # [N G, *out, *kernel, C]
+        positions = math.prod(windows.shape[1 : axes + 1])
+        return windows.permute(order).reshape(len(rows), self.groups, positions, -1)
 
-def pad(rows: Tensor, module: _Conv) -> Tensor:
-    """The input with the convolution's own padding made explicit."""
+
+def padding_widths(module: _Conv) -> list[int]:
+    """The convolution's own padding as `F.pad` wants it: before and after, the last axis first."""
     if module.padding == "valid":
-        return rows
-    widths: list[int] = []  # F.pad counts axes from the last
+        return [0, 0] * len(module.kernel_size)
+    widths: list[int] = []
     for axis in reversed(range(len(module.kernel_size))):
         if isinstance(module.padding, str):
             total = module.dilation[axis] * (module.kernel_size[axis] - 1)
             widths += [total // 2, total - total // 2]
         else:
             widths += [module.padding[axis]] * 2
+    return widths
+
+
+def pad(rows: Tensor, module: _Conv) -> Tensor:
+    """The input with the convolution's own padding made explicit."""
+    widths = padding_widths(module)
     if not any(widths):
         return rows
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -54,14 +73,19 @@ def pad(rows: Tensor, module: _Conv) -> Tensor:
 def unfold(rows: Tensor, module: _Conv) -> Tensor:
     """Patches of a convolution, [N, G*C, *S] to [N, G, C*kernel, T]: one copy of a strided view."""
     axes = len(module.kernel_size)
-    windows = pad(rows, module)
-    for axis, (kernel, stride, dilation) in enumerate(
-        zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    ):
-        windows = windows.unfold(axis + 2, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    windows = _windows(pad(rows, module), module, 2)
     order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))  # [N, C, *kernel, *out]
     positions = math.prod(windows.shape[2 : axes + 2])
     return windows.permute(order).reshape(len(rows), module.groups, -1, positions)
+
+
+def _windows(values: Tensor, module: _Conv, first: int) -> Tensor:
+    """A view with the positions of a convolution in place of the axes from ``first`` on, and its kernel's axes last."""
+    for axis, (kernel, stride, dilation) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True), first
+    ):
+        values = values.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    return values
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
