@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
@@ -66,6 +67,9 @@ class Recorded:
     def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
         assert not block.shared_offsets
         return self.inputs[examples]
+
+    def room(self, _: str, *shape: int) -> Tensor:
+        return self.inputs.new_full(shape, torch.nan)
 
     def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
         assert block.shared_offsets

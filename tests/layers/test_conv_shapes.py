@@ -110,7 +110,8 @@ def test_rotated_windows_are_patches_with_rotated_channels(shape: Shape) -> None
     basis = torch.randn(block.groups, block.channels, block.channels, dtype=torch.float64)
     by_channel = patches(inputs, module).unflatten(-1, (block.channels, -1))  # [N, G, T, C, offsets]
     expected = torch.einsum("ngtck,gcd->ngtkd", by_channel, basis).flatten(3)
-    torch.testing.assert_close(block.rotated_windows(inputs, basis), expected, rtol=1e-12, atol=1e-12)
+    found = block.rotated_windows(inputs, basis).flatten(2, 1 + shape.axes).flatten(3)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @many

@@ -164,8 +164,8 @@ def rotated_slabs(
             and have all cotangents in a slab.
     """
     largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
-    room = rows.new_empty(largest)
-    turned = None if plan.outputs_first else rows.new_empty(largest)
+    room = recording.room("slab", largest)
+    turned = None if plan.outputs_first else recording.room("turned slab", largest)
     for some in _slices(recording.batch, plan.unfolded):
         yield from _slabs_of(recording, block, basis, rows, plan, some, last, room, turned)
 

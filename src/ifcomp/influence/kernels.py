@@ -78,7 +78,7 @@ def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weigh
     pair_of = left.new_empty(positions, positions)
     pair_of[left, right] = pair_of[right, left] = torch.arange(len(left), device=weights.device)
     step = max(1, min(recording.batch, _PAIR_ENTRIES // (block.groups * len(left) * block.columns)))
-    room = weights.new_empty(block.groups * step * len(left) * block.columns)
+    room = recording.room("products", block.groups * step * len(left) * block.columns)
     matrix = weights.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
         some = rotated_columns(recording, block, basis, slice(first, first + step)).transpose(0, 1)  # [G, B', T, J]

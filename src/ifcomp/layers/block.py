@@ -157,9 +157,8 @@ class KroneckerBlock(RecordedBlock):
         return rows.reshape(len(rows), self.groups, self.channels, -1)
 
     def rotated_windows(self, rows: Tensor, basis: Tensor) -> Tensor:
-        """Layer inputs [N, features...] with channels in their basis [G, C, C], as [N, G, T, J] without bias.
-
-        Only for shared offsets. Offsets are slowest in J, so that what is copied lies together; see `by_offset`.
+        """Layer inputs [N, features...] with channels in their basis [G, C, C], as what each position sees of them:
+        a view [N, G, *positions, *kernel, C]. Only for shared offsets.
         """
         raise NotImplementedError
 

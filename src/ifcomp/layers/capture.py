@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from ifcomp.batches import Batch, run_model
 from ifcomp.errors import ModelError, NonFiniteError
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Site, Use
+from ifcomp.layers.room import Room
 from ifcomp.layers.wrappers import uncompiled
 
 #: Half precision has its numbers between 2^-24 and 2^16: the largest of a cotangent is brought to this power of two, so
@@ -87,10 +88,11 @@ def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
 class Recording:
     """What one forward pass left: logits, and for every block its inputs and where to read its output gradients."""
 
-    def __init__(self, batch: int, layouts: Mapping[str, Layout], dtype: torch.dtype) -> None:
+    def __init__(self, batch: int, layouts: Mapping[str, Layout], dtype: torch.dtype, room: Room) -> None:
         self.batch = batch
         self.layouts = layouts
         self.dtype = dtype
+        self._room = room
         self.logits: Tensor = torch.empty(0)
         self.precision = dtype
         self.uses: dict[str, list[Use]] = {}
@@ -223,6 +225,10 @@ class Recording:
         """Where the model is."""
         return self.logits.device
 
+    def room(self, name: str, *shape: int) -> Tensor:
+        """Memory for an intermediate result, with whatever was there before: see `Room`."""
+        return self._room.take(name, shape, self.device)
+
     def used(self, block: RecordedBlock) -> bool:
         """Whether the layer was called at all."""
         return block.name in self.uses
@@ -263,19 +269,22 @@ class Recording:
     def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
         """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.
 
-        J is in the order of `KroneckerBlock.by_offset`.
+        J is in the order of `KroneckerBlock.by_offset`. The next call overwrites what this one returns.
         """
-        count = len(range(self.batch)[examples])
-        rows = (value[examples].to(self.dtype).flatten(0, 1) for value in self.inputs(block))
-        parts = [block.rotated_windows(each, basis).unflatten(0, (count, -1)) for each in rows]  # [B, R, G, T, J]
-        windows = (
-            torch.cat([part.transpose(1, 2).flatten(2, 3) for part in parts], 2)
-            if len(parts) > 1
-            else (parts[0].transpose(1, 2).flatten(2, 3))
-        )
-        if not block.has_bias:
-            return windows
-        return torch.cat([windows, windows.new_ones(*windows.shape[:3], 1)], 3)
+        values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
+        found = self.room("windows", len(values[0]), block.groups, self.positions(block), block.columns)
+        start = 0
+        for value in values:
+            windows = block.rotated_windows(value.flatten(0, 1), basis)  # [B R, G, *positions, *kernel, C]
+            windows = windows.unflatten(0, value.shape[:2]).transpose(1, 2)
+            inner = windows.dim() // 2 + 1  # of G and each axis of positions one, of C and each axis of the kernel one
+            size = windows.shape[2:inner].numel()
+            part = found[:, :, start : start + size, : block.columns - block.has_bias]
+            part.unflatten(3, windows.shape[inner:]).unflatten(2, windows.shape[2:inner]).copy_(windows)
+            start += size
+        if block.has_bias:
+            found[..., -1] = 1
+        return found
 
     def positions(self, block: KroneckerBlock) -> int:
         """T, the shared positions of a block over all its uses."""
@@ -417,6 +426,7 @@ class Tape:
         self.sites = sites
         self.layouts = layouts
         self.dtype = dtype
+        self.room = Room(dtype)
         self._recording: Recording | None = None
 
     @contextmanager
@@ -436,7 +446,7 @@ class Tape:
 
     def record(self, batch: Batch) -> Recording:
         """Run the model on a batch inside `attached`."""
-        recording = Recording(batch.size, self.layouts, self.dtype)
+        recording = Recording(batch.size, self.layouts, self.dtype, self.room)
         self._recording = recording
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are

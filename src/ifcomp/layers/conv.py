@@ -34,17 +34,14 @@ class ConvBlock(KroneckerBlock):
         return rows.reshape(len(rows), self.groups, self.rows, -1)
 
     def rotated_windows(self, rows: Tensor, basis: Tensor) -> Tensor:
-        zeros = self.module.padding_mode == "zeros"
+        axes, zeros = len(self.module.kernel_size), self.module.padding_mode == "zeros"
         rows = rows if zeros else pad(rows, self.module)  # zeros can be added after rotating, which is less work
         turned = self.channel_rows(rows).transpose(-1, -2) @ basis
         windows = turned.reshape(-1, *rows.shape[2:], self.channels)  # [N G, *S, C]
         if zeros and any(widths := padding_widths(self.module)):
             windows = F.pad(windows, [0, 0, *widths])
-        windows = _windows(windows, self.module, 1)
-        axes = len(self.module.kernel_size)
-        order = (0, *range(1, axes + 1), *range(axes + 2, 2 * axes + 2), axes + 1)  # [N G, *out, *kernel, C]
-        positions = math.prod(windows.shape[1 : axes + 1])
-        return windows.permute(order).reshape(len(rows), self.groups, positions, -1)
+        windows = _windows(windows, self.module, 1).movedim(axes + 1, -1)
+        return windows.view(-1, self.groups, *windows.shape[1:])
 
 
 def padding_widths(module: _Conv) -> list[int]:

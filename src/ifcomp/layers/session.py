@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -105,7 +104,6 @@ class Session:
         self.layouts = examined.layouts
         self._tape = Tape(model, self.inventory.sites, examined.layouts, self.dtype)
         self._others = [block.name for block in self.inventory.others]
-        self._room: dict[str, Tensor] = {}
         self._footprints: dict[object, Footprint] = {}
         self.num_classes = 0
         self.stacks_cotangents = stacks_cotangents(self.device)
@@ -159,7 +157,7 @@ class Session:
             finally:
                 for parameter in idle:
                     parameter.requires_grad_(True)
-                self._room.clear()
+                self._tape.room.clear()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -320,17 +318,9 @@ class Session:
         recording.backwards(cotangents, self.stacks_cotangents, blocks, take)
 
     def stacked_rows(self, block: KroneckerBlock, recording: Recording, cotangents: int) -> Tensor:
-        """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece.
-
-        Memory that is used again need not be asked for and cleared by the operating system each time.
-        """
+        """Room for the output gradients of all cotangents of a block, [B, G, C, O, T]: the same for every piece."""
         shape = (recording.batch, block.groups, cotangents, block.rows, recording.positions(block))
-        size = math.prod(shape)
-        if block.name not in self._room or len(self._room[block.name]) < size:
-            self._room.pop(block.name, None)  # before there are two
-            with torch.inference_mode(False):
-                self._room[block.name] = torch.empty(size, dtype=self.dtype, device=self.device)
-        return self._room[block.name][:size].view(shape)
+        return recording.room(f"rows of {block.name}", *shape)
 
     def other_gradients(self, piece: Batch, cotangents: Tensor) -> dict[str, Tensor]:
         """Per-example gradients [C, B, P] of the parameters that no rule covers."""
