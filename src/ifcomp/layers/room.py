@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
 
 import torch
 from torch import Tensor
-
-#: Below this many bytes ordinary memory is as good.
-_LARGE = 1 << 22
 
 
 class Room:
@@ -31,19 +26,9 @@ class Room:
         if name not in self._places or len(self._places[name]) < size:
             self._places.pop(name, None)  # before there are two
             with torch.inference_mode(False):
-                self._places[name] = _empty(size, self._dtype, device)
+                self._places[name] = torch.empty(size, dtype=self._dtype, device=device)
         return self._places[name][:size].view(shape)
 
     def clear(self) -> None:
         """Give everything back."""
         self._places.clear()
-
-
-def _empty(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of any content, in large pages where the system has them."""
-    if device.type != "cpu" or size * dtype.itemsize < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size * dtype.itemsize)
-    with suppress(OSError):  # not every kernel has them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
