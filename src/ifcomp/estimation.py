@@ -38,7 +38,7 @@ from ifcomp.scoring import Evaluation, ScoreOptions, score_frame
 _LIBRARIES = 60 * 10**6
 
 #: What the process takes for each byte of tensors: operations need room of their own, and memory gets holes.
-_OVERHEAD = 1.15
+_OVERHEAD = 1.25
 
 #: Seconds that one step of the calibration may take.
 _PATIENCE = 1.0

@@ -19,6 +19,12 @@ BARE = other("", 6)
 ALL = (GROUPED, SHARED, TABLE, BARE)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_rotated_while_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small blocks show what holds for large ones."""
+    monkeypatch.setattr(rotation, "_COPIED_CHANNELS", 0)
+
+
 def test_shapes() -> None:
     assert holdings.factor_shapes(GROUPED) == ((2, 3, 5), (2, 5, 5), (2, 3, 3))
     assert holdings.factor_shapes(SHARED) == ((1, 4, 28), (1, 3, 3), (1, 4, 4))
@@ -64,20 +70,20 @@ def test_what_a_piece_of_the_first_pass_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "entries"),
+    ("positions", "entries", "slabs"),
     [
-        (1, 2 * 10 * 4),  # no gradient is formed: inputs and rotated inputs
-        (2, 80 + (80 + 4 * 3 * 30)),  # inputs, their rotation, gradients of 3 cotangents
-        (7, 280 + 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
-        (20, 800 + 800 + 2 * (4 * 3 * 30)),
+        (1, 2 * 10 * 4, 0),  # no gradient is formed: inputs and rotated inputs
+        (2, 80 + 80, 4 * 3 * 30),  # inputs and their rotation; gradients of 3 cotangents
+        (7, 280 + 280, 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
+        (20, 800 + 800, 2 * (4 * 3 * 30)),
     ],
 )
-def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int) -> None:
-    """Four examples, three cotangents; other work is told the bytes."""
+def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int, slabs: int) -> None:
+    """Four examples, three cotangents; other work is told the bytes but those of slabs, which stay."""
     asked: list[tuple[Any, ...]] = []
     own = session(recording_bytes=lambda *given: asked.append(given) or 5)
     there = footprint(positions={"grouped": positions})
-    assert holdings.slab_bytes(own, there, 4, 3) == 5
+    assert holdings.slab_bytes(own, there, 4, 3) == 5 + 4 * slabs
     assert asked == [(there, 4, 3, entries * 4)]
 
 
@@ -87,8 +93,26 @@ def test_gradients_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
     asked: list[int] = []
     own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
-    holdings.slab_bytes(own, footprint(positions={"grouped": 10}), 4, 3)
-    assert asked == [(100 + 100 + 2 * 90) * 4]  # the inputs of an example, which are unfolded, outweigh the third
+    assert holdings.slab_bytes(own, footprint(positions={"grouped": 10}), 4, 3) == 5 + 2 * 90 * 4
+    assert asked == [(100 + 100) * 4]  # the inputs of an example, which are unfolded, outweigh the third
+
+
+@pytest.mark.parametrize(
+    ("positions", "entries", "rooms"),
+    [(1, 28 * 4, 28 * 4), (2, 0, 2 * 28 * 4 + 4 * 3 * 4 * 28), (30, 0, 30 * 28 * 4 + 2 * (4 * 3 * 4 * 28))],
+)
+def test_unfolded_inputs_with_shared_offsets_have_a_room_of_their_own(positions: int, entries: int, rooms: int) -> None:
+    asked: list[int] = []
+    own = session(kronecker=(SHARED,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    assert holdings.slab_bytes(own, footprint(positions={"shared": positions}), 4, 3) == 5 + 4 * rooms
+    assert asked == [4 * entries]
+
+
+def test_layers_share_rooms() -> None:
+    """The largest slab, the largest inputs: from two layers."""
+    own = session(kronecker=(GROUPED, SHARED), recording_bytes=lambda *given: given[3])
+    found = holdings.slab_bytes(own, footprint(positions={"grouped": 2, "shared": 2}), 4, 3)
+    assert found == 4 * (2 * 80 + max(4 * 3 * 30, 4 * 3 * 4 * 28) + 2 * 28 * 4)
 
 
 def test_nothing_ran() -> None:
@@ -174,6 +198,12 @@ def test_plans_by_hand(
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
     assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
+
+
+def test_output_gradients_of_few_channels_are_rotated_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "_COPIED_CHANNELS", 3)
+    assert plan_rotation(kronecker("x", 1, 3, 5), 10**4, 1).outputs_first
+    assert not plan_rotation(kronecker("x", 1, 4, 5), 10**4, 1).outputs_first
 
 
 def test_shared_offsets_are_rotated_first() -> None:

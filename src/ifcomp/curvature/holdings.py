@@ -87,6 +87,8 @@ def multiplies_straight(shape: torch.Size) -> bool:
 def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
     """What the second pass holds for a piece: a recording, the inputs of some examples as they are unfolded and
     rotated, and slabs of gradients, one more for each basis that is applied to them.
+
+    Rooms that layers share are as large as any layer needs, and stay.
     """
     counts = {1, cotangents}  # fewer may be left at the end, and fewer gradients let more inputs be there
     held = [
@@ -95,19 +97,26 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
         if isinstance(block, KroneckerBlock) and (positions := footprint.positions.get(block.name, 0))
         for count in counts
     ]
-    return session.recording_bytes(footprint, examples, cotangents, max(held, default=0) * session.item_bytes)
+    *rooms, passing = (max(entries) for entries in zip(*held, strict=True)) if held else (0, 0)
+    recording = session.recording_bytes(footprint, examples, cotangents, passing * session.item_bytes)
+    return recording + sum(rooms) * session.item_bytes
 
 
-def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangents: int) -> int:
-    """Numbers that are there while gradients of a block are formed."""
+def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangents: int) -> tuple[int, int, int, int]:
+    """Numbers that are there while gradients of a block are formed: in the rooms for slabs, for rotated slabs and for
+    unfolded inputs, and others.
+    """
     plan = plan_rotation(block, positions, cotangents)
     inputs = block.groups * block.columns * positions
+    columns = inputs * (examples if positions == 1 else min(plan.unfolded, examples))
+    windows = columns if block.shared_offsets else 0
     if positions == 1:
-        return 2 * inputs * examples
-    columns = inputs * min(plan.unfolded, examples)
+        return 0, 0, windows, 2 * columns - windows
     slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
-    room = (1 + (not plan.outputs_first)) * slab  # for all examples, before their inputs are unfolded
-    return room + columns + max(columns, 0 if plan.inputs_first else slab)
+    turned = 0 if plan.outputs_first else slab
+    if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
+        return slab, turned, windows, 0
+    return slab, turned, 0, columns + max(columns, 0 if plan.inputs_first else slab)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

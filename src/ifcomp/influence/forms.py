@@ -99,8 +99,7 @@ class FormEvaluator:
                 found = direct_products(self._recording, block, basis, weights.values, rows)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
-            stacked = torch.stack(vectors, 1)
-            total += (stacked @ stacked.transpose(-1, -2)).double() * self._weights[name].scale
+            total += (vectors @ vectors.transpose(-1, -2)).double() * self._weights[name].scale
         return total
 
     def _chunk_forms(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> Tensor:
@@ -119,36 +118,38 @@ class FormEvaluator:
                 found = direct_forms(self._recording, block, basis, weights.values, some, more)
             total += found.double() * weights.scale
         for name, vectors in whitened.items():
-            found = torch.stack([vector.square_().sum(1) for vector in vectors], 1)
-            total += found.double() * self._weights[name].scale
+            total += vectors.square_().sum(2).double() * self._weights[name].scale
         return total
 
-    def _gather(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> dict[str, list[Tensor]]:
-        """Run all backwards: output gradients of Kronecker blocks go into `_rows`, all else comes back whitened."""
-        recording = self._recording
-        whitened: dict[str, list[Tensor]] = {}
-        count = len(cotangents) + (last is not None)
-        rotated = {block: self._rotates(block, count, total_cotangents) for block in self._used_kronecker()}
+    def _gather(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> dict[str, Tensor]:
+        """Run all backwards: output gradients of Kronecker blocks go into `_rows`; those of all other blocks come back
+        whitened, [B, C, P].
+        """
+        blocks, count = self._used_kronecker(), len(cotangents) + (last is not None)
+        rows = {block.name: self._rows(block, count) for block in blocks}
+        bases = {
+            block.name: self._basis(block).outputs if self._rotates(block, count, total_cotangents) else None
+            for block in blocks
+        }
+        found: dict[str, list[Tensor]] = {}
 
         def take(block: RecordedBlock, backward: Backward) -> None:
             if isinstance(block, KroneckerBlock):
-                found, rows = backward.each(partial(recording.rows, block)), self._rows(block, count)
-                put_rows(rows[:, :, backward.which], found, self._basis(block).outputs if rotated[block] else None)
+                values = backward.each(partial(self._recording.rows, block))
+                put_rows(rows[block.name][:, :, backward.which], values, bases[block.name])
             else:
-                whitened.setdefault(block.name, []).extend(backward.each(partial(self._whitened, block)))
+                found.setdefault(block.name, []).append(backward.each(partial(self._whitened, block)))
 
-        self._session.backwards(recording, cotangents, self._session.recorded, take)
-        for name, found in self._session.other_gradients(self._batch, cotangents).items():
-            whitened[name] = list(found * self._roots(name))
+        self._session.backwards(self._recording, cotangents, self._session.recorded, take)
+        for name, own in self._session.other_gradients(self._batch, cotangents).items():
+            found[name] = [own * self._roots(name)]
+        whitened = {name: torch.cat(parts).transpose(0, 1) for name, parts in found.items()}
         if last is not None:
-            for block in self._used_kronecker():
-                if self._sums_gradients(block, total_cotangents):
-                    continue
-                rows = self._rows(block, count)
-                rows[:, :, -1] = (last[:, None, None] @ rows[:, :, :-1].flatten(3)).view_as(rows[:, :, -1])
-            for vectors in whitened.values():
-                stacked = torch.stack(vectors, 1).flatten(2)
-                vectors.append((last.unsqueeze(1) @ stacked).view_as(vectors[0]))
+            for block in blocks:
+                if not self._sums_gradients(block, total_cotangents):
+                    own = rows[block.name]
+                    own[:, :, -1] = (last[:, None, None] @ own[:, :, :-1].flatten(3)).view_as(own[:, :, -1])
+            whitened = {name: torch.cat([own, last.unsqueeze(1) @ own], 1) for name, own in whitened.items()}
         return whitened
 
     def _sums_gradients(self, block: KroneckerBlock, cotangents: int) -> bool:
@@ -172,7 +173,7 @@ class FormEvaluator:
         return [block for block in blocks if isinstance(block, KroneckerBlock)]
 
     def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
-        """Gradient times the root of the inverse curvature, [B, ...], of an embedding or a normalisation."""
+        """Gradient times the root of the inverse curvature, [B, P], of an embedding or a normalisation."""
         if isinstance(block, IndexedBlock):  # only rows that were looked up have a gradient
             indices = self._recording.indices(block)
             found = self._recording.looked_up(block, gradients) @ self._basis(block).outputs[0]

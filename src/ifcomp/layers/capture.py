@@ -317,10 +317,10 @@ class Recording:
         parts = []
         for use, gradient in zip(uses, self.output_gradients(block, gradients), strict=True):
             factor = self._normalise(block, use) if block.has_weight else gradient
-            sums = block.reduce(gradient, factor, fused=not gradients.vmapped)
-            terms = zip(sums, (block.has_weight, block.has_bias), strict=True)
-            parts.append(torch.cat([found for found, wanted in terms if wanted], 1))
-        return torch.stack(parts).sum(0)
+            scale, shift = block.reduce(gradient, factor, fused=not gradients.vmapped)
+            both = block.has_weight and block.has_bias
+            parts.append(torch.cat([scale, shift], 1) if both else scale if block.has_weight else shift)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def _normalise(self, block: NormBlock, use: Use) -> Tensor:
         """A norm's input before scale and shift, [B, R, features...]; kept, since every cotangent needs it."""
@@ -398,7 +398,7 @@ def _key(edge: GradientEdge) -> tuple[int, int]:
 
 def _positions_last(rows: Tensor, batch: int) -> Tensor:
     """[B*R, G, J, T] to [B, G, J, R*T]."""
-    if len(rows) == batch:
+    if rows.shape[0] == batch:
         return rows
     by_example: Tensor = rows.unflatten(0, (batch, -1))
     return by_example.permute(0, 2, 3, 1, 4).flatten(3)

@@ -39,13 +39,20 @@ class ChannelNormBlock(NormBlock):
         if not fused:
             return torch.linalg.vecdot(rows.flatten(3), factor.flatten(3)).sum(1), rows.flatten(3).sum((1, 3))
         shape = rows.shape[:3]
-        one, zero = rows.new_ones(shape.numel()), rows.new_zeros(shape.numel())
+        size = shape.numel()
+        zero_and_one = rows.new_zeros(2, size)
+        zero_and_one[1] = 1
         # The backward of a BatchNorm whose channels are all examples' channels: both sums in one go over the numbers.
         _, scale, shift = torch.ops.aten.native_batch_norm_backward(
-            *(values.reshape(1, shape.numel(), -1) for values in (rows, factor)),
-            *(None, zero, one, None, None, False, 0.0, [False, True, True]),
+            *(rows.reshape(1, size, -1), factor.reshape(1, size, -1), None, *zero_and_one, None, None),
+            *(False, 0.0, [False, True, True]),
         )
-        return scale.view(shape).sum(1), shift.view(shape).sum(1)
+        return _by_example(scale, shape), _by_example(shift, shape)
+
+
+def _by_example(sums: Tensor, shape: torch.Size) -> Tensor:
+    """Sums of all rows [B R C] as those of examples [B, C]."""
+    return sums.view(shape[0], shape[2]) if shape[1] == 1 else sums.view(shape).sum(1)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ PIECE_BYTES = 640 * 2**20
 #: More examples in a piece gain nothing.
 _MOST_EXAMPLES = 128
 
+#: ... unless what autograd keeps of them all is smaller than this: if only the last layers are covered.
+_SMALL_GRAPH = 1 << 20
+
 #: Output gradients of so many cotangents are held at once: enough for large matrix products.
 COTANGENTS_AT_ONCE = 16
 
@@ -39,6 +42,7 @@ class Footprint:
     Attributes:
         graph: What autograd keeps for backward, and the inputs of layers.
         gradients: Output gradients of one cotangent at all layers, and what backward needs on its way.
+        streamed: What backward needs on its way alone: a skipped gradient, and one from which another is made.
         normalised: Inputs of normalisations, normalised.
         rows: Canonical output gradients of one cotangent: those that are stacked.
         positions: T of every Kronecker block that ran.
@@ -49,6 +53,7 @@ class Footprint:
 
     graph: int
     gradients: int
+    streamed: int
     normalised: int
     rows: int
     positions: Mapping[str, int]
@@ -210,7 +215,9 @@ class Session:
     ) -> tuple[int, int]:
         """How many examples of a batch to record at once, and how many cotangents to work on; inside `attached`."""
         wanted = cotangents if together else min(cotangents, COTANGENTS_AT_ONCE)
-        needs, examples, sensible = partial(holds, self.footprint(batch)), min(_MOST_EXAMPLES, batch.size), PIECE_BYTES
+        footprint, sensible = self.footprint(batch), PIECE_BYTES
+        needs = partial(holds, footprint)
+        examples = min(max(_MOST_EXAMPLES, _SMALL_GRAPH // max(footprint.graph, 1)), batch.size)
         if self.device.type == "cuda":
             sensible = max(sensible, torch.cuda.get_device_properties(self.device).total_memory // 4)
         if self.stacks_cotangents and not together:
@@ -259,10 +266,11 @@ class Session:
             else torch.Size((block.groups, block.columns, positions[block.name]))
             for block in kronecker
         }
-        item = self.item_bytes
+        item, widest_output = self.item_bytes, max(outputs.values(), default=0)
         return Footprint(
             graph=sum(kept.values()) + recording.logits.nbytes,
-            gradients=(sum(outputs.values()) + 2 * max(outputs.values(), default=0)) * item,
+            gradients=(sum(outputs.values()) + 2 * widest_output) * item,
+            streamed=3 * widest_output * item,
             normalised=sum(inputs) * item,
             rows=(sum(rows.values()) + sum(block.size for block in norms)) * item,
             positions=positions,
@@ -286,15 +294,15 @@ class Session:
         """
         others = sum(block.size for block in self.inventory.others) * self.item_bytes
         again = footprint.graph + footprint.gradients if others else 0
-        each = footprint.graph + footprint.normalised + again + footprint.passing
-        each += cotangents * (footprint.rows + 2 * others)
+        each = footprint.graph + footprint.normalised + again + cotangents * (footprint.rows + 2 * others)
         inputs = 2 * examples * footprint.widest if inputs is None else inputs
-        passing = max(self.backward_bytes(footprint, examples, cotangents), inputs)
+        passing = max(self.backward_bytes(footprint, examples, cotangents), inputs + examples * footprint.passing)
         return examples * each + passing + self.label_bytes(examples, cotangents)
 
     def backward_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
-        """Output gradients of one backward, of one cotangent or of all."""
-        return examples * footprint.gradients * (cotangents if self.stacks_cotangents else 1)
+        """Output gradients of one backward: of all cotangents, or those of one that are there at a time."""
+        each = footprint.gradients * cotangents if self.stacks_cotangents else footprint.streamed
+        return examples * each
 
     def label_bytes(self, examples: int, cotangents: int) -> int:
         """Distributions over labels, and cotangents as they are made and used, in float64."""
