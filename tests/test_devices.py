@@ -16,7 +16,7 @@ from ifcomp import Checkpoint, IFComp
 from ifcomp.curvature.factors import Factors
 
 CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
-SOME = [name for name in ("lenet", "embedding", "batch_norm_2d", "group_norm", "vision_transformer") if name in CASES]
+SOME = ["lenet", "embedding", "batchnorm2d", "groupnorm", "vision_transformer"]
 
 
 def labelled(case: Case, size: int = 7) -> list[Any]:
