@@ -56,7 +56,20 @@ def sharing() -> Iterator[Ranks]:
     finally:
         _ranks.reset(token)
         if made:
-            dist.destroy_process_group()
+            _end_group()
+
+
+def _end_group() -> None:
+    """End the process group that `sharing` has made.
+
+    Up to torch 2.7 a group keeps Python's lock while it waits for its threads to end, and they for that lock, to let go
+    of their last tensors (pytorch/pytorch#154976). The object of the gloo backend gives the lock up, so it goes last.
+    """
+    group = dist.group.WORLD
+    kept = [] if group is None or dist.get_backend() != "gloo" else [group._get_backend(torch.device("cpu"))]
+    del group
+    dist.destroy_process_group()
+    kept.clear()
 
 
 def own_slices(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -80,7 +80,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     before = os.stat(file)
     file.open("rb").close()  # says why it cannot be read, which safetensors does not
     try:
-        with safe_open(file, framework="pt") as opened:
+        with torch.device("cpu"), safe_open(file, framework="pt") as opened:  # 0.4 asks for the default device
             found = {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"it is truncated or not a safetensors file ({error})") from error

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 def torchrun(processes: int, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
     launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
     return run(*launch, *arguments, folder=folder)
+
+
+def test_processes_that_have_just_spoken_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.7 a group and its threads may wait for each other forever."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    script = str(WORKER.with_name("endings.py"))
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda rank: run(script, str(rank), str(tmp_path)), range(2)))
+    assert [process.returncode for process in ended] == [0, 0], ended[0].stderr + ended[1].stderr
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -30,9 +30,8 @@ TRAIN = data()
 X = torch.randn(2, 6, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    fitted = network().train()
+def trained(fitted: nn.Module) -> nn.Module:
+    fitted.train()
     optimizer = torch.optim.Adam(fitted.parameters(), 0.01)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -44,11 +43,19 @@ def model() -> nn.Module:
     return fitted.eval()
 
 
-def test_every_label_is_memorised_unless_hindsight_is_restricted(model: nn.Module) -> None:
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained(network())
+
+
+def test_every_label_is_memorised_unless_hindsight_is_restricted() -> None:
+    """Without dropout and statistics of batches, whose noise lets a label go again and again."""
+    parts = network()
+    model = trained(nn.Sequential(parts[0], nn.ReLU(), parts[-1]))
     free = unrestricted_refit(model, [TRAIN], X[:1], epochs=60, learning_rate=0.05, batch_size=8)
-    assert free.base.min() < 0.1
-    assert free.probability.min() > 0.8
-    assert free.parametric_complexity.min() > math.log(0.93 * CLASSES)
+    assert free.base.min() < 0.01
+    assert free.probability.min() > 0.95
+    assert free.parametric_complexity.min() > math.log(0.95 * CLASSES)
     assert not free.converged.any()
     assert free.criterion.isnan().all()
     assert (free.iterations == 60).all()

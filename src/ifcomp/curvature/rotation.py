@@ -234,4 +234,5 @@ def sum_equal_indices(indices: Tensor, values: Tensor) -> Tensor:
     """
     same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
     first = same.to(torch.uint8).argmax(2, keepdim=True)
-    return torch.zeros_like(values).scatter_add_(1, first.expand_as(values), values)
+    nothing = values.new_zeros(()).expand_as(values)  # not in place, which ``vmap`` of torch 2.4 would loop over
+    return nothing.scatter_add(1, first.expand_as(values), values)
