@@ -22,8 +22,8 @@ from ifcomp.tasks.metrics import checked_scores
 #: next to no damping, 98.5 and 97.8 % with ``Relative(0.1)``; at beta = 0.1 the loss is far larger.
 OOD_DAMPING = Relative(1e-4)
 
-#: The score that is compared with the threshold, in nats. At beta = 1 it is above parametric complexity wherever we
-#: looked, and far above where the model is sure of strange inputs (experiments/ood_defaults/results).
+#: The score that is compared with the threshold, in nats. At beta = 1 it is far above parametric complexity
+#: where the model is sure of strange inputs, and about as good or better elsewhere (experiments/ood_defaults/results).
 OOD_COLUMN = "bounded_complexity"
 
 #: The score in its place where scores are from probes, which do not give single labels, or capped; in nats.
