@@ -25,7 +25,7 @@ for _ in range(60):
 
 # Offline: fit, choose the threshold on held-out inputs so that 95 % of them pass, keep the fit.
 ifc = IFComp(model, damping=OOD_DAMPING).fit([(x[train], y[train])])
-threshold = ood_threshold(ifc.parametric_complexity(x[held_out]), tpr=0.95)
+threshold = ood_threshold(ifc.bounded_complexity(x[held_out]), tpr=0.95)
 run = Path(tempfile.mkdtemp()) / "digits.ifcomp"
 ifc.save(run)
 
@@ -35,7 +35,7 @@ gate = IFComp.load(run, model)
 
 def answer(inputs: Tensor) -> list[int | None]:
     """The predicted class of each input, or None where the model should not be asked."""
-    strange = gate.parametric_complexity(inputs) > threshold
+    strange = gate.bounded_complexity(inputs) > threshold
     classes = model(inputs).argmax(1)
     return [None if odd else int(predicted) for odd, predicted in zip(strange, classes, strict=True)]
 
@@ -46,7 +46,7 @@ requests = {
     "shuffled pixels": x[live][:, torch.randperm(64)],
     "uniform noise": torch.rand(497, 64),
 }
-print(f"threshold: {threshold:.3g} nats (parametric complexity; larger = more surprising)")
+print(f"threshold: {threshold:.3g} nats (bounded complexity; larger = more surprising)")
 for name, inputs in requests.items():
     refused = sum(found is None for found in answer(inputs))
     print(f"{name:16s} {refused:3d} of {len(inputs)} refused")

@@ -35,7 +35,7 @@ print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].
 
 # 4. Which inputs are unlike the training data? (nats; larger = more surprising)
 digit = x[1400:1401]
-print(ifc.parametric_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
+print(ifc.bounded_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
 
 # 5. How far can predictions be trusted? Choose alpha on held-out data: see the page on settings.
 print(ifc.predict_proba(digit, alpha=1e-4).round(decimals=3))

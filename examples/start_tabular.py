@@ -38,7 +38,7 @@ print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].
 # 4. Which rows are strange? Here: the columns in another order. (nats; larger = more surprising)
 rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}
 for name, values in rows.items():
-    print(f"{name:16s} median {ifc.parametric_complexity(values, damping=OOD_DAMPING).median():.2f} nats")
+    print(f"{name:16s} median {ifc.bounded_complexity(values, damping=OOD_DAMPING).median():.2g} nats")
 
 # 5. Probabilities to trust: settings that are best on validation rows, measured on test rows.
 tuned = tune(model, train, [(x_validation, y_validation)])

@@ -559,7 +559,8 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
     one = table(labelled, probes)
     assert list(one.descriptions) == list(one.frame.columns)
     assert all(one.descriptions.values())
-    for name in ("expected_influence", "parametric_complexity", "surprise"):
+    exact = [] if probes else ["bounded_complexity"]
+    for name in ("expected_influence", "parametric_complexity", "surprise", *exact):
         assert "larger = more surprising" in one.descriptions[name]
     assert "nats" in one.descriptions["parametric_complexity"]
     if labelled:
@@ -571,7 +572,7 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
 def test_columns_are_those_that_can_be_known(labelled: bool, probes: int | None) -> None:
     columns = ["index", "prediction", "confidence", "expected_influence"]
     columns += ["expected_influence_error"] if probes else []
-    columns += ["parametric_complexity", "surprise"]
+    columns += ["parametric_complexity", *([] if probes else ["bounded_complexity"]), "surprise"]
     if labelled:
         columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
         columns += ["label_complexity"]

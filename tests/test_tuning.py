@@ -178,7 +178,7 @@ def test_the_beta_with_the_largest_auroc_is_chosen() -> None:
     expected = {}
     for beta in (0.01, 1.0):
         ifc = IFComp(network(), beta, fisher="exact", damping=Relative(1e-4)).fit(loader(TRAINING))
-        scores = torch.cat([ifc.parametric_complexity(x), ifc.parametric_complexity(1 - x)])
+        scores = torch.cat([ifc.bounded_complexity(x), ifc.bounded_complexity(1 - x)])
         expected[beta] = roc_auc_score(np.arange(2 * len(x)) >= len(x), scores)
     assert dict(zip(found.frame["beta"], found.frame["auroc"], strict=True)) == pytest.approx(expected, rel=1e-4)
     assert found.beta == max(expected, key=lambda beta: expected[beta])

@@ -99,12 +99,18 @@ def audit_quality(ifc: IFComp, damping: float | Relative = AUDIT_DAMPING) -> flo
 
 
 def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: int | None = None) -> float:
-    """Mean AUROC of parametric complexity, strangers against validation digits."""
+    """Mean AUROC of bounded complexity, or parametric from probes, strangers against validation digits."""
     images = trained().data.validation.images
     found = []
-    inside = ifc.parametric_complexity(images, damping=damping, probes=probes)
+
+    def complexity(x: Tensor) -> Tensor:
+        if probes is None:
+            return ifc.bounded_complexity(x, damping=damping)
+        return ifc.parametric_complexity(x, damping=damping, probes=probes)
+
+    inside = complexity(images)
     for alteration in TEST_STRANGERS.values():
-        outside = ifc.parametric_complexity(altered(images, alteration), damping=damping, probes=probes)
+        outside = complexity(altered(images, alteration))
         found.append(auroc(torch.cat([inside, outside]), torch.arange(2 * len(images)) >= len(images)))
     return float(np.mean(found))
 

@@ -30,6 +30,7 @@ from experiments.training import evaluate
 from ifcomp import IFComp, Relative
 from ifcomp.baselines.interface import model_logits
 from ifcomp.baselines.ood import OOD_BASELINES, ood_scores
+from ifcomp.complexity import capped_complexity, expected_influence, parametric_complexity
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
 from ifcomp.tuning import fit_grid
 
@@ -211,23 +212,24 @@ def _fits(settings: Settings) -> dict[float, IFComp]:
 
 
 def _hindsight(ifc: IFComp, batches: Any, damping: Damping) -> tuple[Tensor, Tensor]:
-    """Probability at beta, and how much every label would gain with alpha/n of 1, ``p IF``: [N, K] each."""
+    """Probability at beta and influence of every label: [N, K] each."""
     inputs = [x for (x,) in batches]
     probability = torch.cat([(ifc.beta * model_logits(ifc.model, x)).softmax(1) for x in inputs])
-    return probability, probability * torch.cat([ifc.influence(x, damping=damping) for x in inputs])
+    return probability, torch.cat([ifc.influence(x, damping=damping) for x in inputs])
 
 
-def complexity(probability: Tensor, gain: Tensor, count: int, alpha: float | None) -> np.ndarray:
+def complexity(probability: Tensor, influence: Tensor, count: int, alpha: float | None) -> np.ndarray:
     """Parametric complexity [N] in nats; larger = more surprising.
 
     Args:
         probability: At beta, [N, K].
-        gain: ``p IF``, [N, K].
+        influence: Of every label, [N, K].
         count: Examples of the curvature, n.
         alpha: With hindsight probabilities capped at 1; None takes the paper's form, whose order alpha does not change.
     """
-    total = gain / count if alpha is None else torch.minimum(alpha * gain / count, 1 - probability)
-    return total.sum(1).log1p().numpy()
+    if alpha is None:
+        return parametric_complexity(expected_influence(probability, influence), count).numpy()
+    return capped_complexity(probability, influence, count, alpha).numpy()
 
 
 def _measured(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:

@@ -18,6 +18,13 @@ from torch.nn.functional import logsigmoid
 #: (experiments/audit_defaults/results).
 TYPICAL_DOUBT = 0.5
 
+#: In `bounded_complexity` alpha is such that ``alpha/n E[IF]`` has this mean over the training data, in nats
+#: (experiments/ood_defaults/results).
+TYPICAL_COMPLEXITY = 0.003
+
+#: Halvings of the interval in which a hindsight log-odds lies: as many as float64 has bits, and some.
+_HALVINGS = 64
+
 
 def expected_influence(probability: Tensor, influence: Tensor) -> Tensor:
     """``E_{y~p}[IF(x, y)]``, [B]."""
@@ -61,6 +68,65 @@ def parametric_complexity(expected: Tensor, count: int, alpha: float = 1.0, line
     """
     ratio = alpha / count * expected
     return ratio if linearized else torch.log1p(ratio)
+
+
+def capped_complexity(probability: Tensor, influence: Tensor, count: int, alpha: float) -> Tensor:
+    """``log sum_y min(p_y (1 + alpha/n IF_y), 1)`` in nats, [B]: no hindsight probability counts more than 1.
+
+    From 0 to log K: how many labels could be learnt. Alpha matters for the order of examples, unlike in
+    `parametric_complexity`, which is never smaller and the same for alpha towards 0.
+
+    Args:
+        probability: p, [B, K].
+        influence: IF, [B, K].
+        count: n.
+        alpha: Weight of the example.
+    """
+    return torch.minimum(alpha * (probability * influence) / count, 1 - probability).sum(1).log1p()
+
+
+def hindsight_log_odds(log_odds: Tensor, influence: Tensor, weight: float) -> Tensor:
+    """Log-odds of a label against all others if the model could have seen it, in the shape of ``log_odds``.
+
+    `hindsight_probabilities` is the first step towards this, and grows beyond 1. On the linearised network the
+    proximal objective (eq. bpbo) has its optimum where ``h = h0 + alpha/n IF / (1 - p)^2 sigmoid(-h)``: the further the
+    label is learnt, the weaker it still pulls. Exact for two labels; for more, the others keep their proportions. The
+    probability ``sigmoid(h)`` is at least p, at most ``p exp(alpha/n IF)``, below 1, and to first order in alpha that
+    of `hindsight_probabilities`.
+
+    Args:
+        log_odds: ``h0 = log p - log(1 - p)`` of the model; accurate where p is very small too.
+        influence: IF of the label.
+        weight: ``alpha/n``.
+    """
+    rest = torch.sigmoid(-log_odds).square().clamp_min(torch.finfo(log_odds.dtype).tiny)
+    pull = weight * influence.clamp_min(0) / rest
+    low, high = log_odds, torch.minimum(log_odds + pull, log_odds.clamp_min(0) + pull.log1p())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        beyond = middle - log_odds > pull * torch.sigmoid(-middle)
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    return low
+
+
+def bounded_complexity(log_probability: Tensor, influence: Tensor, typical: float) -> Tensor:
+    """Parametric complexity with hindsight probabilities below 1, ``log sum_y sigmoid(h_y)`` in nats, [B].
+
+    From 0, where no label can be learnt beside those of the training data, to log K, where any can. Unlike E[IF] it
+    does not vanish where the model is sure of itself far from its data. Alpha follows from `TYPICAL_COMPLEXITY`.
+    Larger = more surprising.
+
+    Args:
+        log_probability: Of every label at inverse temperature beta, [B, K].
+        influence: IF, [B, K].
+        typical: Mean of E[IF] over the training data.
+    """
+    top = log_probability.argmax(1, keepdim=True)
+    others = log_probability.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)  # of all but the top label
+    log_odds = log_probability - torch.log1p(-log_probability.exp()).scatter(1, top, others)
+    after = hindsight_log_odds(log_odds, influence, TYPICAL_COMPLEXITY / typical)
+    missing = torch.sigmoid(-after.gather(1, top)).squeeze(1)  # of the top label to 1
+    return torch.log1p((torch.sigmoid(after).scatter(1, top, 0).sum(1) - missing).clamp_min(0))
 
 
 def codelength(log_probability: Tensor, labels: Tensor) -> Tensor:

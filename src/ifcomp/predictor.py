@@ -89,6 +89,7 @@ class IFComp:
         >>> ifc.predict_proba(x, alpha=0.15)          # calibrated distribution, [B, K]
         >>> ifc.stochastic_complexity(x, y)           # label suspicion, [B], nats
         >>> ifc.parametric_complexity(x)              # how unlike the training data, [B], nats
+        >>> ifc.bounded_complexity(x)                 # the same from 0 to log K, to detect strange inputs
     """
 
     def __init__(
@@ -230,6 +231,7 @@ class IFComp:
         *,
         alpha: float = 1.0,
         linearized: bool = False,
+        capped: bool = False,
         probes: int | None = None,
         damping: Damping | None = None,
     ) -> Tensor:
@@ -239,12 +241,26 @@ class IFComp:
             x: Inputs.
             alpha: Weight of the example beside a training example.
             linearized: The paper's ``alpha/n E[IF]`` (eq. ifcomp_par); the order is the same.
+            capped: Count no hindsight probability ``p (1 + alpha/n IF)`` as more than 1, so that the log of their sum
+                is at most log K. Alpha then changes the order; choose it on inputs that you know to be strange.
             probes: Estimate E[IF] from so many random directions instead of all labels: 1 + 2 probes forward passes.
             damping: Overrides the predictor's.
         """
         batch = replace(as_batch(x), labels=None)
-        options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes)
+        options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes, capped=capped)
         return self._column("parametric_complexity", batch, options, damping)
+
+    def bounded_complexity(self, x: Any, *, damping: Damping | None = None) -> Tensor:
+        """The same with hindsight probabilities that stay below 1, as probabilities must: 0 to log K nats, [B].
+
+        What `ifcomp.tasks.ood` detects with: it is large also where the model is sure of itself far from its data,
+        and alpha needs no choice, because it follows from the training data (`ifcomp.complexity.bounded_complexity`).
+
+        Args:
+            x: Inputs.
+            damping: Overrides the predictor's; `ifcomp.tasks.ood.OOD_DAMPING` to detect strange inputs.
+        """
+        return self._column("bounded_complexity", replace(as_batch(x), labels=None), ScoreOptions(), damping)
 
     def stochastic_complexity(
         self,
@@ -278,6 +294,7 @@ class IFComp:
         seen: bool = True,
         alpha: float = 1.0,
         linearized: bool = False,
+        capped: bool = False,
         probes: int | None = None,
         damping: Damping | None = None,
         max_memory: int | str | None = None,
@@ -291,6 +308,7 @@ class IFComp:
             seen: Whether the model was trained on these labels.
             alpha: Weight of the example beside a training example.
             linearized: First-order parametric complexity.
+            capped: As for `parametric_complexity`.
             probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels, and
                 from two probes on adds the standard error of the estimate.
             damping: Overrides the predictor's.
@@ -304,7 +322,7 @@ class IFComp:
             MemoryLimitError: If ``max_memory`` is too little; says what is needed.
             CheckpointError: If the checkpoint is that of other work; says what differs.
         """
-        options, limit = ScoreOptions(seen, alpha, linearized, probes), as_bytes(max_memory)
+        options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         check_data(data)
         (warn_of_order if checkpoint is None else check_order)(data)
         progress = progress if ranks().rank == 0 else False

@@ -30,7 +30,9 @@ DESCRIPTIONS: dict[str, str] = {
     "confidence": "probability of that class at inverse temperature beta",
     "expected_influence": "E[IF], expected Boltzmann influence over the model's own labels; larger = more surprising",
     "expected_influence_error": "standard error of E[IF] where it is estimated from two or more probes; 0 = exact",
-    "parametric_complexity": "log(1 + alpha/n E[IF]) in nats; larger = more surprising",
+    "parametric_complexity": "log(1 + alpha/n E[IF]) in nats, with capped=True at most log K; larger = more surprising",
+    "bounded_complexity": "parametric complexity with hindsight probabilities below 1 (from 0 to log K) in nats; "
+    "larger = more surprising",
     "surprise": "E[IF] over its mean on training data; 1 = like a training example, larger = more surprising",
     "label": "the given label",
     "label_probability": "probability of the given label at inverse temperature beta",
@@ -72,7 +74,8 @@ class ScoreTable:
             DataError: If the table has no such column; says what to do.
         """
         if name not in self.frame.columns:
-            remedy = "Score data with labels, (x, y)." if "label" not in self.frame.columns else "Score without probes."
+            probed = name == "bounded_complexity" or "label" in self.frame.columns
+            remedy = "Score without probes." if probed else "Score data with labels, (x, y)."
             raise DataError(f"The table has no column '{name}', only {', '.join(self.frame.columns)}. {remedy}")
         return np.asarray(self.frame[name])
 

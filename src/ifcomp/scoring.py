@@ -73,12 +73,18 @@ class ScoreOptions:
     alpha: float = 1.0
     linearized: bool = False
     probes: int | None = None
+    capped: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
         check_number("alpha", self.alpha)
         if self.probes is not None and not self.seen:
             raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
+        if self.capped and (self.linearized or self.probes is not None):
+            given = "linearized=True" if self.linearized else f"probes={self.probes}"
+            raise SettingError(
+                f"capped=True needs every label's probability in hindsight, which {given} does not give. Leave one out."
+            )
 
 
 def pieces(
@@ -193,10 +199,13 @@ def score_frame(
         parts.append({key.split("/", 1)[1]: saved[key] for key in sorted(saved)})  # columns in their order
     with evaluation.session.attached():
         for piece, expected in expected_influences(evaluation, batches, options.probes):
-            columns = _input_columns(piece, expected, typical, evaluation.factors.count, options)
+            log_probability = torch.log_softmax(evaluation.beta * piece.logits.double(), 1)
+            columns = _input_columns(piece, expected, log_probability, typical, evaluation.factors.count, options)
             if piece.batch.labels is not None:
                 parametric = columns["parametric_complexity"]
-                columns |= _label_columns(piece, parametric, expected.influence, typical, evaluation, options)
+                columns |= _label_columns(
+                    piece, parametric, expected.influence, log_probability, typical, evaluation, options
+                )
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size, device="cpu")
             parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
@@ -209,18 +218,23 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _input_columns(
-    piece: Piece, expected: Expected, typical: float, count: int, options: ScoreOptions
+    piece: Piece, expected: Expected, log_probability: Tensor, typical: float, count: int, options: ScoreOptions
 ) -> dict[str, Tensor]:
     top = piece.probability.max(1)
     error = {} if expected.error is None else {"expected_influence_error": expected.error}
+    parametric = complexity.parametric_complexity(expected.value, count, options.alpha, options.linearized)
+    bounded = {}
+    if expected.influence is not None:
+        bounded["bounded_complexity"] = complexity.bounded_complexity(log_probability, expected.influence, typical)
+        if options.capped:
+            parametric = complexity.capped_complexity(piece.probability, expected.influence, count, options.alpha)
     return {
         "prediction": piece.logits.argmax(1),
         "confidence": top.values,
         "expected_influence": expected.value,
         **error,
-        "parametric_complexity": complexity.parametric_complexity(
-            expected.value, count, options.alpha, options.linearized
-        ),
+        "parametric_complexity": parametric,
+        **bounded,
         "surprise": expected.value / typical,
     }
 
@@ -229,6 +243,7 @@ def _label_columns(
     piece: Piece,
     parametric: Tensor,
     influence: Tensor | None,
+    log_probability: Tensor,
     typical: float,
     evaluation: Evaluation,
     options: ScoreOptions,
@@ -236,7 +251,6 @@ def _label_columns(
     factors = evaluation.factors
     assert piece.batch.labels is not None
     labels = piece.batch.labels.to(parametric.device)
-    log_probability = torch.log_softmax(evaluation.beta * piece.logits.double(), 1)
     error = complexity.codelength(log_probability, labels)
     others = piece.logits.scatter(1, labels.unsqueeze(1), -torch.inf)
     suggested = others.argmax(1)

@@ -208,7 +208,7 @@ def choose_ood_beta(
     progress: bool | None = None,
     **settings: Any,
 ) -> OODChoice:
-    """The beta whose parametric complexity has the largest AUROC of out-of-distribution against other inputs.
+    """The beta whose bounded complexity has the largest AUROC of out-of-distribution against other inputs.
 
     Args:
         model: The classifier.
@@ -218,7 +218,7 @@ def choose_ood_beta(
             Without it the automatic rule (`fit_auto`) chooses.
         betas: Inverse temperatures; None takes `OOD_BETAS`, or for the automatic rule what `tune` takes.
         damping: For all of them.
-        probes: Estimate E[IF] from so many random directions.
+        probes: Take parametric complexity instead, estimated from so many random directions.
         progress: Show progress bars; None shows them on terminals.
         **settings: Of `IFComp`, as in `fit_grid`.
     """
@@ -229,9 +229,13 @@ def choose_ood_beta(
     _check_reiterable([in_validation, out_validation])
     predictors = fit_grid(model, betas, train, progress=progress, damping=damping, **settings)
     rows = []
+
+    def complexity(predictor: IFComp, x: Any) -> Tensor:
+        return predictor.bounded_complexity(x) if probes is None else predictor.parametric_complexity(x, probes=probes)
+
     for predictor in predictors:
         inside, outside = (
-            torch.cat([predictor.parametric_complexity(item, probes=probes).cpu() for item in items])
+            torch.cat([complexity(predictor, item).cpu() for item in items])
             for items in (_items([data], "complexity", progress) for data in (in_validation, out_validation))
         )
         rows.append({"beta": predictor.beta, **vars(ood_metrics(inside, outside))})

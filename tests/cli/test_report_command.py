@@ -46,7 +46,7 @@ def test_all_parts(run: Workshop, handed: dict[str, Any]) -> None:
     ifc = IFComp.load("run.ifcomp", run.network())
     groups = handed["complexity"].groups
     assert list(groups) == ["npz:valid.npz", "npz:strange.npz"]
-    expected = ifc.parametric_complexity(run.arrays("strange")[0], damping=OOD_DAMPING)
+    expected = ifc.bounded_complexity(run.arrays("strange")[0], damping=OOD_DAMPING)
     np.testing.assert_allclose(groups["npz:strange.npz"], expected, rtol=1e-3)
     valid, labels = run.arrays("valid")
     own = run.network()(valid).softmax(1).max(1)

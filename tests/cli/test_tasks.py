@@ -113,8 +113,8 @@ def test_the_gate_of_the_audit(run: Workshop) -> None:
 def test_strange_inputs_are_flagged(run: Workshop) -> None:
     content = facts("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz", "--tpr", "0.9")
     ifc = predictor(run)
-    usual = ifc.parametric_complexity(run.arrays("valid")[0], damping=OOD_DAMPING)
-    given = ifc.parametric_complexity(run.arrays("strange")[0], damping=OOD_DAMPING)
+    usual = ifc.bounded_complexity(run.arrays("valid")[0], damping=OOD_DAMPING)
+    given = ifc.bounded_complexity(run.arrays("strange")[0], damping=OOD_DAMPING)
     assert content["threshold"] == pytest.approx(float(usual.sort().values[89]), rel=1e-3)
     found = pd.read_csv("ood.csv")
     assert found["index"].tolist() == given.argsort(descending=True).tolist()
@@ -123,6 +123,24 @@ def test_strange_inputs_are_flagged(run: Workshop) -> None:
     truth = torch.arange(200) >= 100
     assert content["separation"]["auroc"] == pytest.approx(auroc(torch.cat([usual, given]), truth), abs=1e-3)
     assert facts("ood", "run.ifcomp", "npz:strange.npz", "--max-flagged", "5", code=3)["max_flagged"] == 5
+
+
+def test_strange_inputs_by_other_scores(run: Workshop) -> None:
+    given = ("ood", "run.ifcomp", "npz:strange.npz", "--reference", "npz:valid.npz")
+    assert facts(*given)["score"] == "bounded_complexity"
+    assert "are flagged: bounded complexity above" in said(*given)
+    content = facts(*given, "--capped", "0.3")
+    expected = predictor(run).parametric_complexity(
+        run.arrays("strange")[0], alpha=0.3, capped=True, damping=OOD_DAMPING
+    )
+    found = pd.read_csv("ood.csv").sort_values("index")
+    np.testing.assert_allclose(found["parametric_complexity"], expected, rtol=1e-3)
+    assert content["score"] == "parametric_complexity"
+    assert content["flagged"] == int((found["parametric_complexity"] > content["threshold"]).sum())
+    assert facts(*given, "--probes", "2")["score"] == "parametric_complexity"
+    failed = ifcomp(*given, "--capped", "0.3", "--probes", "2")
+    assert failed.exit_code == 2
+    assert "needs every label" in failed.stderr
 
 
 def test_words_about_strange_inputs(run: Workshop) -> None:

@@ -83,12 +83,14 @@ def test_it_is_a_detector_of_the_package() -> None:
     assert IFCompDetector.info.paper.year == 2024
 
 
-@pytest.mark.parametrize("probes", [None, 2])
-def test_the_score_is_the_parametric_complexity(probes: int | None) -> None:
+def test_the_score_is_the_bounded_complexity_or_from_probes_the_parametric() -> None:
     ifc = IFComp(trained(), 0.5, fisher="exact").fit(train_loader())
     images = clusters(7, seed=5).tensors[0]
-    found = fitted(beta=0.5, probes=probes)(images)
-    assert torch.equal(found, ifc.parametric_complexity(images, damping=OOD_DAMPING, probes=probes))
+    assert torch.equal(fitted(beta=0.5)(images), ifc.bounded_complexity(images, damping=OOD_DAMPING))
+    expected = ifc.parametric_complexity(images, damping=OOD_DAMPING, probes=2)
+    assert torch.equal(fitted(beta=0.5, probes=2)(images), expected)
+    expected = ifc.parametric_complexity(images, damping=OOD_DAMPING, alpha=0.3, capped=True)
+    assert torch.equal(fitted(beta=0.5, capped=0.3)(images), expected)
 
 
 def test_its_metrics_in_the_benchmark_loop_are_those_of_its_scores() -> None:

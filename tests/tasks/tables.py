@@ -23,7 +23,8 @@ def table_of(
     values = np.array(complexity, dtype=np.float64)
     p = np.array(probabilities or [[0.6, 0.4]] * len(values))
     frame = pd.DataFrame({"index": range(len(values)), "prediction": p.argmax(1), "confidence": p.max(1)})
-    frame = frame.assign(expected_influence=100 * values, parametric_complexity=values, surprise=values)
+    frame = frame.assign(expected_influence=100 * values, parametric_complexity=values + 1)
+    frame = frame.assign(bounded_complexity=values, surprise=values)
     if labels is not None:
         own = p[np.arange(len(p)), labels]
         others = p.copy()

@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from ifcomp import IFComp
+from ifcomp import IFComp, ScoreTable
 from ifcomp.errors import DataError, SettingError
-from ifcomp.tasks.ood import OOD_DAMPING, OODMetrics, flag_ood, ood_metrics, ood_threshold
+from ifcomp.tasks.ood import (
+    OOD_COLUMN,
+    OOD_DAMPING,
+    PARAMETRIC_COLUMN,
+    OODMetrics,
+    flag_ood,
+    ood_metrics,
+    ood_threshold,
+)
 from tasks.digits import images_and_labels, train_network
 from tasks.tables import table_of
 
@@ -79,9 +87,18 @@ def test_flags_by_hand() -> None:
     found = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
     assert found["index"].tolist() == [1, 3, 2, 0]
     assert found["is_ood"].tolist() == [True, True, False, False]
-    assert found["parametric_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
-    expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity", "surprise"]
-    assert list(found.columns) == [*expected, "is_ood"]
+    assert found["bounded_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
+    expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity"]
+    assert list(found.columns) == [*expected, "bounded_complexity", "surprise", "is_ood"]
+
+
+def test_flags_by_another_column() -> None:
+    table = table_of([0.1, 3.0, 0.5, 3.0])
+    assert flag_ood(table, 1.5, PARAMETRIC_COLUMN)["is_ood"].tolist() == [True, True, False, False]
+    probed = ScoreTable(table.frame.drop(columns="bounded_complexity"), table.settings)
+    assert flag_ood(probed, 1.5, PARAMETRIC_COLUMN)["is_ood"].sum() == 2
+    with pytest.raises(DataError, match="Score without probes"):
+        flag_ood(probed, 1.5)
 
 
 def test_flags_accept_just_the_share_of_the_threshold() -> None:
@@ -108,9 +125,9 @@ def test_planted_strangers_are_flagged_and_familiar_digits_are_not() -> None:
     images, labels = images_and_labels()
     ifc = IFComp(train_network(images[:800], labels[:800]), fisher="exact", damping=OOD_DAMPING)
     ifc.fit([images[:800]])
-    threshold = ood_threshold(ifc.parametric_complexity(images[800:1300]), 0.95)
+    threshold = ood_threshold(ifc.bounded_complexity(images[800:1300]), 0.95)
     found = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
     strange = found["index"] >= len(images) - 1300
     assert found["is_ood"][~strange].mean() < 0.12
     assert found["is_ood"][strange].mean() > 0.9
-    assert ood_metrics(found["parametric_complexity"][~strange], found["parametric_complexity"][strange]).auroc > 0.95
+    assert ood_metrics(found[OOD_COLUMN][~strange], found[OOD_COLUMN][strange]).auroc > 0.95

@@ -191,7 +191,7 @@ def detect_strangers(network: nn.Module, ifc: IFComp, data: Data, seed: int) -> 
     best = max(candidates, key=lambda candidate: candidate.validation_auroc)
 
     def complexity(images: Tensor) -> Tensor:
-        return ifc.parametric_complexity(images, damping=Relative(best.relative))
+        return ifc.bounded_complexity(images, damping=Relative(best.relative))
 
     def doubt(images: Tensor) -> Tensor:
         return -logits_of(network, images).softmax(1).amax(1)
@@ -217,7 +217,7 @@ def separations(
 
 def _validate_damping(ifc: IFComp, damping: float, data: Data, seed: int) -> Damping:
     def complexity(images: Tensor) -> Tensor:
-        return ifc.parametric_complexity(images, damping=Relative(damping))
+        return ifc.bounded_complexity(images, damping=Relative(damping))
 
     found = separations(complexity, data.validation.images, VALIDATION_STRANGERS, seed)
     return Damping(damping, sum(found.values()) / len(found))

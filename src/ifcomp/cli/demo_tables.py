@@ -26,7 +26,7 @@ from ifcomp.tuning import tune
 
 ifc = IFComp(model).fit(loader)  # two passes; the loader must not shuffle
 audit_labels(ifc.score(loader, damping=AUDIT_DAMPING)).suspects
-ifc.parametric_complexity(x, damping=OOD_DAMPING)  # larger = less familiar
+ifc.bounded_complexity(x, damping=OOD_DAMPING)  # larger = less familiar
 tune(model, loader, held_out_loader).predict_proba(x)  # calibrated"""
 
 
@@ -127,7 +127,7 @@ def _cleaned(result: Demo) -> Text:
 def _strangers(found: OutOfDistribution) -> Iterator[RenderableType]:
     yield _heading("2. Is this input like anything the model knows?")
     yield _note("AUROC against clean test digits. Complexity in nats; larger = less like the training data.")
-    table = _table("inputs", "parametric complexity (ifcomp)", "max softmax")
+    table = _table("inputs", "bounded complexity (ifcomp)", "max softmax")
     for row in found.rows:
         table.add_row(row.name, f"{row.complexity:.3f}", f"{row.max_softmax:.3f}")
     yield _indented(table)

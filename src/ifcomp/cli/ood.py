@@ -52,15 +52,20 @@ def ood(
         int | None, typer.Option(min=0, help=f"Exit with {GATE} if more inputs than this are flagged.")
     ] = None,
     probes: options.Probes = None,
+    capped: Annotated[
+        float | None,
+        typer.Option(metavar="ALPHA", min=0, help="Score by capped parametric complexity with this alpha instead."),
+    ] = None,
     damping: options.DampingText = None,
 ) -> Outcome:
     """Flag inputs that are unlike the training data.
 
-    The score is the parametric complexity in nats; larger = more surprising. Labels of the inputs are not used.
+    The score is the bounded complexity in nats; with --probes or --capped it is the parametric complexity. Larger =
+    more surprising. Labels of the inputs are not used.
     """
     from ifcomp.cli.opened import find_run
     from ifcomp.scores import DESCRIPTIONS
-    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, flag_ood, ood_metrics, ood_threshold
+    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, PARAMETRIC_COLUMN, flag_ood, ood_metrics, ood_threshold
 
     check_target(out, TABLE_SUFFIXES)
     ood_threshold([0.0], tpr)
@@ -69,23 +74,27 @@ def ood(
     source = opened.source(data, reading, labelled=False)
     familiar = opened.source(reference, reading, beside=True).unlabelled()
     ifc = opened.predictor(source, familiar)
+    how: dict[str, Any] = {} if capped is None else {"capped": True, "alpha": capped}
     usual, given = (
-        ifc.score(part.batches(), probes=probes, damping=OOD_DAMPING if chosen is None else chosen)
+        ifc.score(part.batches(), **how, probes=probes, damping=OOD_DAMPING if chosen is None else chosen)
         for part in (familiar, source)
     )
-    threshold = ood_threshold(usual.column(OOD_COLUMN), tpr)
-    found = flag_ood(given, threshold)
-    descriptions = DESCRIPTIONS | {"is_ood": "whether the parametric complexity is above the threshold"}
+    column = OOD_COLUMN if probes is None and capped is None else PARAMETRIC_COLUMN
+    threshold = ood_threshold(usual.column(column), tpr)
+    found = flag_ood(given, threshold, column)
+    score = column.replace("_", " ")
+    descriptions = DESCRIPTIONS | {"is_ood": f"whether the {score} is above the threshold"}
     settings = {**given.settings, "threshold": threshold, "tpr": tpr, "reference": familiar.spec}
     write_table(out, found, descriptions, settings, source)
     flagged = int(found["is_ood"].sum())
-    metrics = ood_metrics(usual.column(OOD_COLUMN), given.column(OOD_COLUMN))
+    metrics = ood_metrics(usual.column(column), given.column(column))
     facts = {
         "run": run,
         "data": source.spec,
         "reference": familiar.spec,
         "examples": len(found),
         "flagged": flagged,
+        "score": column,
         "threshold": threshold,
         "tpr": tpr,
         "separation": asdict(metrics),
@@ -101,8 +110,9 @@ def ood(
 
 
 def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str] | None) -> list[RenderableType]:
+    score = facts["score"].replace("_", " ")
     said = (
-        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: parametric complexity "
+        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: {score} "
         f"above {facts['threshold']:.3g} nats, which {100 * facts['tpr']:g} % of {facts['reference']} do not exceed. "
         f"AUROC between the two: {facts['separation']['auroc']:.3f}; 0.5 = alike, 1 = all inputs more surprising."
     )
@@ -110,17 +120,14 @@ def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str
         said += " The training data looks more familiar than anything new: better take held-out data as --reference."
     if facts["separation"]["auroc"] < TOLD_APART:
         other = 0.1 if facts["settings"]["beta"] > 0.3 else 1
-        said += (
-            f" If they should be told apart better, fit again with another --beta, such as {other:g}, and compare: at 1"
-            " inputs of which the model is sure look familiar, however far they are from its data."
-        )
+        said += f" If they should be told apart better, fit again with another --beta, such as {other:g}, and compare."
     columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
     rows = [
         (
             row["name"],
             class_name(row["prediction"], names),
             f"{row['confidence']:.3f}",
-            f"{row['parametric_complexity']:.2f}",
+            f"{row[facts['score']]:.3g}",
             f"{row['surprise']:.1f}",
         )
         for row in facts["top"]

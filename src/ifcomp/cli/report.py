@@ -86,7 +86,7 @@ def reliability_of(calibrated: Run, held_out: Source) -> ReliabilityPair:
 
 
 def complexity_of(ifc: IFComp, familiar: Source, others: dict[str, Source]) -> ComplexityGroups:
-    """Parametric complexity of familiar and of other inputs in nats."""
+    """Bounded complexity of familiar and of other inputs in nats."""
     from ifcomp.report import ComplexityGroups
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING
 

@@ -29,7 +29,10 @@ with needs("pytorch-ood", "ood"):
 
 
 class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has no type information
-    """Outlier score: parametric complexity ``log(1 + E[IF] / n)`` in nats (eq. ifcomp_par); larger = more surprising.
+    """Outlier score: bounded complexity in nats, from 0 to log K; larger = more surprising.
+
+    With probes it is the paper's parametric complexity ``log(1 + E[IF] / n)`` (eq. ifcomp_par), with ``capped`` that of
+    hindsight probabilities capped at 1.
 
     Example:
         >>> detector = IFCompDetector(model).fit(train_loader)
@@ -40,6 +43,7 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         beta: Inverse temperature; a change takes effect with the next `fit`.
         damping: Small by default, since small eigenvalues carry the signal; see `ifcomp.tasks.ood.OOD_DAMPING`.
         probes: Random directions instead of all labels, or None.
+        capped: Alpha of capped hindsight probabilities, or None.
     """
 
     info: ClassVar[DetectorInfo] = DetectorInfo(
@@ -64,6 +68,7 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         *,
         damping: Damping = OOD_DAMPING,
         probes: int | None = None,
+        capped: float | None = None,
         **options: Any,
     ) -> None:
         """Take stock of a model; wrong settings are refused here.
@@ -73,6 +78,7 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
             beta: Inverse temperature.
             damping: Added to the curvature before it is inverted.
             probes: Estimate the score from so many random directions: 1 + 2 probes forward passes instead of 1 + 2K.
+            capped: Score by parametric complexity with hindsight probabilities capped at 1, with this alpha.
             options: Further arguments of `IFComp`, such as ``layers``, ``sua``, ``fisher`` and ``seed``.
 
         Raises:
@@ -84,6 +90,7 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         self.beta = beta
         self.damping = damping
         self.probes = probes
+        self.capped = capped
         self._options = options
         self._ifc = self._unfitted()
 
@@ -100,7 +107,10 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         """
         if self._ifc.factors is None:
             raise RequiresFittingException
-        return self._ifc.parametric_complexity(x, probes=self.probes, damping=self.damping)
+        if self.probes is None and self.capped is None:
+            return self._ifc.bounded_complexity(x, damping=self.damping)
+        alpha: dict[str, Any] = {} if self.capped is None else {"capped": True, "alpha": self.capped}
+        return self._ifc.parametric_complexity(x, **alpha, probes=self.probes, damping=self.damping)
 
     def _unfitted(self) -> IFComp:
         return IFComp(self.model, self.beta, damping=self.damping, **self._options)

@@ -82,7 +82,7 @@ def build_report(
         title: Heading of the report.
         audit: A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`.
         calibration: Reliability curves before and after.
-        complexity: Parametric complexities [N] in nats of usual and of other inputs.
+        complexity: Complexities [N] in nats of usual and of other inputs, such as `ifcomp.tasks.ood.OOD_COLUMN`.
         explanations: For suspects, by index: the training examples that speak for and against their labels.
         previews: How examples look, by index; used for the most suspicious ones.
         class_names: Names of the classes 0 ... K-1.

@@ -22,10 +22,16 @@ from ifcomp.tasks.metrics import checked_scores
 #: next to no damping, 98.5 and 97.8 % with ``Relative(0.1)``; at beta = 0.1 the loss is far larger.
 OOD_DAMPING = Relative(1e-4)
 
-#: The score that is compared with the threshold, in nats.
-OOD_COLUMN = "parametric_complexity"
+#: The score that is compared with the threshold, in nats. At beta = 1 it is far above parametric complexity
+#: where the model is sure of strange inputs, and about as good or better elsewhere (experiments/ood_defaults/results).
+OOD_COLUMN = "bounded_complexity"
 
-_COLUMNS = ("prediction", "confidence", "expected_influence", "parametric_complexity", "surprise")
+#: The score in its place where scores are from probes, which do not give single labels, or capped; in nats.
+PARAMETRIC_COLUMN = "parametric_complexity"
+
+
+#: The columns about the input.
+_COLUMNS = ("index", "prediction", "confidence", "expected_influence", OOD_COLUMN, PARAMETRIC_COLUMN, "surprise")
 
 
 @dataclass(frozen=True)
@@ -58,21 +64,22 @@ def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
     return float(values[np.arange(1, len(values) + 1) / len(values) >= tpr][0])
 
 
-def flag_ood(table: ScoreTable, threshold: float) -> pd.DataFrame:
+def flag_ood(table: ScoreTable, threshold: float, column: str = OOD_COLUMN) -> pd.DataFrame:
     """Which examples of a table are out-of-distribution, most surprising first.
 
     Args:
         table: Scores, made with the damping and beta that the threshold was made with.
-        threshold: Nats, from `ood_threshold` of the parametric complexity of in-distribution data.
+        threshold: Nats, from `ood_threshold` of the same column of in-distribution data.
+        column: The score; `PARAMETRIC_COLUMN` for scores from probes, and capped ones.
 
     Returns:
-        A frame with ``index``, the columns about the input, and ``is_ood``: parametric complexity above the threshold.
+        A frame with ``index``, the columns about the input, and ``is_ood``: whether the score is above the threshold.
     """
     if np.isnan(threshold):
         raise SettingError("threshold must be a number of nats, but is NaN.")
-    frame = table.frame.loc[:, ["index", *_COLUMNS]]
-    frame = frame.assign(is_ood=checked_scores(OOD_COLUMN, table.column(OOD_COLUMN)) > threshold)
-    return frame.sort_values([OOD_COLUMN, "index"], ascending=[False, True], ignore_index=True)
+    is_ood = checked_scores(column, table.column(column)) > threshold
+    frame = table.frame.loc[:, [name for name in table.frame.columns if name in _COLUMNS]].assign(is_ood=is_ood)
+    return frame.sort_values([column, "index"], ascending=[False, True], ignore_index=True)
 
 
 def ood_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> OODMetrics:

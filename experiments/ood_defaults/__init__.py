@@ -1,0 +1,1 @@
+"""Which score of strange inputs is the safe default."""
