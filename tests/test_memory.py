@@ -14,7 +14,7 @@ from comparison import assert_close
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
-from ifcomp.layers.capture import Tape
+from ifcomp.layers.tape import Tape
 from ifcomp.memory import as_bytes, as_text
 from tracking import Alive
 

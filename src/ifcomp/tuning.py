@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ifcomp.batches import as_batch, as_batches, check_data, check_labels, run_model
 from ifcomp.curvature.factors import Damping, check_number
 from ifcomp.errors import DataError, EmptyDataError, SettingError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import fitted_inverse_temperature, pnml_grid

@@ -13,7 +13,7 @@ from comparison import as_type, fitted, library_block, oracle_blocks, oracle_inf
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.influence.norms import squared_gradient_norms
-from ifcomp.layers import capture
+from ifcomp.layers import backward
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session, stacks_cotangents
 from ifcomp.memory import as_bytes
@@ -27,14 +27,14 @@ LENET = next(case for case in MODEL_CASES if case.name == "lenet")
 def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Stacking on the CPU: how many cotangents each stacked backward had."""
     seen: list[int] = []
-    plain = capture._pull_stacked
+    plain = backward._pull_stacked
 
     def counted(logits: Tensor, edges: Any, cotangents: Tensor) -> Any:
         seen.append(len(cotangents))
         return plain(logits, edges, cotangents)
 
     monkeypatch.setattr("ifcomp.layers.session.stacks_cotangents", lambda device: True)
-    monkeypatch.setattr(capture, "_pull_stacked", counted)
+    monkeypatch.setattr(backward, "_pull_stacked", counted)
     return seen
 
 

@@ -29,7 +29,7 @@ from ifcomp.baselines.swag import WeightMoments
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Damping, Factors, check_damping, check_number
 from ifcomp.errors import ModelError, NonFiniteError, SettingError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.predictor import DEFAULT_DAMPING
 
 #: What the weights of the pairs of example and label that are fitted together may hold, in bytes.

@@ -22,7 +22,7 @@ from ifcomp.baselines.interface import (
 )
 from ifcomp.batches import Batch
 from ifcomp.errors import ModelError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, as_batch, as_batches, check_data, check_inputs, check_labels, run_model
 from ifcomp.errors import EmptyDataError, ModelError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.progress import track
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.batches import Batch, as_batch, check_inputs, run_model
 from ifcomp.errors import EmptyDataError, SettingError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 
 #: Positional and keyword inputs of a model.
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -59,7 +59,7 @@ from ifcomp.baselines.losses import check_repeatable
 from ifcomp.baselines.network import Chain, Network
 from ifcomp.batches import Batch, as_batches, check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, NonFiniteError, SettingError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.progress import track
 
 Representation = Literal["logits", "features", "maps", "head", "inputs"]

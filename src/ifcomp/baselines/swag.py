@@ -30,7 +30,7 @@ from ifcomp.baselines.interface import check_count, checked_batch, copied, deriv
 from ifcomp.batches import Batch, as_batches, check_data, run_model
 from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
 from ifcomp.files import written_atomically
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.progress import track
 from ifcomp.reading import parse_json, read_tensors
 

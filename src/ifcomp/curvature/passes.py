@@ -31,8 +31,9 @@ from ifcomp.curvature.rotation import (
     sum_equal_indices,
 )
 from ifcomp.distributed import add_up
+from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Backward, Gradients, Recording
+from ifcomp.layers.capture import Recording
 from ifcomp.layers.session import Holds, LabelUse, Session
 from ifcomp.memory import Budget
 

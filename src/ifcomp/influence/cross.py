@@ -15,8 +15,9 @@ from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.rotation import apply_basis, plan_rotation, rotated_slabs, sum_equal_indices
 from ifcomp.influence.weights import Weights
+from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Gradients, Recording
+from ifcomp.layers.capture import Recording
 from ifcomp.layers.session import Session
 
 

@@ -20,8 +20,9 @@ from ifcomp.curvature.rotation import plan_rotation, put_rows, sum_equal_indices
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
+from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Backward, Gradients, Recording
+from ifcomp.layers.capture import Recording
 from ifcomp.layers.session import Session
 
 #: From so many positions on it is quicker to sum gradients than to form one more.

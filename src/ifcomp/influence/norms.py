@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.rotation import SLAB_ENTRIES, sum_equal_indices
+from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
-from ifcomp.layers.capture import Backward, Gradients, Recording
+from ifcomp.layers.capture import Recording
 from ifcomp.layers.session import COTANGENTS_AT_ONCE, Session
 
 Way = Literal["direct", "ghost"]

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, run_model
 from ifcomp.errors import LogitsError, ModelError
+from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use
-from ifcomp.layers.capture import Gradients, Recording, Tape
+from ifcomp.layers.capture import Recording
 from ifcomp.layers.inventory import Inventory
+from ifcomp.layers.tape import Tape
 
 #: Examples in the check: more than two, so that few other axes have the same length.
 _EXAMPLES = 3

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ifcomp.batches import Batch, as_batch, check_inputs, run_model
 from ifcomp.errors import EmptyDataError, LabelError
-from ifcomp.layers.capture import evaluating
+from ifcomp.layers.tape import evaluating
 from ifcomp.oracle.network import Network, collect, digest, digest_model
 from ifcomp.oracle.pairs import PairFile, train_pairs
 from ifcomp.oracle.precondition import Preconditioner, check_preconditioner

@@ -1,0 +1,131 @@
+"""Watches a model while it runs, and leaves it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.batches import Batch, run_model
+from ifcomp.layers.block import Layout, Site
+from ifcomp.layers.capture import Recording
+from ifcomp.layers.room import Room
+from ifcomp.layers.wrappers import uncompiled
+
+
+class Tape:
+    """Watches the sites of a model while it runs."""
+
+    def __init__(
+        self, model: nn.Module, sites: tuple[Site, ...], layouts: Mapping[str, Layout], dtype: torch.dtype
+    ) -> None:
+        """Prepare, without touching the model yet.
+
+        Args:
+            model: The classifier.
+            sites: What to watch.
+            layouts: Where each block's batch axis is.
+            dtype: In which precision canonical forms are given.
+        """
+        self.model = model
+        self.sites = sites
+        self.layouts = layouts
+        self.dtype = dtype
+        self.room = Room(dtype)
+        self._recording: Recording | None = None
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Eval mode and all hooks for the length of the context; then the model is as it was."""
+        with ExitStack() as undo:
+            undo.enter_context(evaluating(self.model))
+            undo.enter_context(uncompiled(self.model))
+            for site in self.sites:
+                if site.forward is None:
+                    hook = site.module.register_forward_hook(self._hook(site), prepend=True, with_kwargs=True)
+                    undo.callback(hook.remove)
+                else:
+                    site.module.forward = self._stand_in(site)
+                    undo.callback(delattr, site.module, "forward")
+            yield
+
+    def record(self, batch: Batch) -> Recording:
+        """Run the model on a batch inside `attached`."""
+        recording = Recording(batch.size, self.layouts, self.dtype, self.room)
+        self._recording = recording
+        try:
+            with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
+                recording.logits, recording.precision = _run_cast(self.model, batch)
+        finally:
+            self._recording = None
+        for site in self.sites:
+            for block in site.blocks:
+                recording.check_unchanged(block)
+        return recording
+
+    def _emit(self, site: Site, parts: Mapping[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
+        recording = self._recording
+        if recording is None or not output.requires_grad:
+            return output
+        names = [block.name for block in site.blocks if block.name in parts]
+        if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
+            value = value.expand(recording.batch, *value.shape[1:])
+            output = output.expand(recording.batch, *output.shape[1:])
+        for name in names:
+            recording.add(name, value, output, parts[name])
+        return output
+
+    def _hook(self, site: Site) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            return self._emit(site, {site.blocks[0].name: None}, args[0] if args else kwargs["input"], output)
+
+        return hook
+
+    def _stand_in(self, site: Site) -> Callable[..., object]:
+        def emit(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
+            return self._emit(site, parts, value, output)
+
+        def forward(*args: Any, **kwargs: Any) -> object:
+            assert site.forward is not None
+            return site.forward(emit, *args, **kwargs)
+
+        return forward
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The precision of the ``torch.autocast`` that the user is in; None outside of it."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _run_cast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
+    """Logits, and the precision of a backward from them: that of the ``torch.autocast`` around, if there is one.
+
+    Its copies of weights are not kept: those made without a graph, by a call before this one, would cut this one's.
+    """
+    device = next(model.parameters()).device
+    cast = autocast_dtype(device)
+    with torch.autocast(device.type, cast, enabled=cast is not None, cache_enabled=False):
+        logits = run_model(model, batch)
+    return logits, cast or logits.dtype
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode; afterwards each in the mode it had, and with the weights it had.
+
+    An embedding with ``max_norm`` changes its weights whenever it is used.
+    """
+    training = [module for module in model.modules() if module.training]
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for embedding, weight in kept:
+            embedding.weight.detach().copy_(weight)
