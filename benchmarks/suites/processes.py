@@ -2,10 +2,11 @@
 
 from benchmarks.child import in_child
 from benchmarks.networks import RESNET20
+from benchmarks.references import forward
 from benchmarks.suite import Goal, Measured, Section, Setup, Suite, milliseconds, number, times_faster
 from benchmarks.timing import Timed, timed
 from ifcomp import IFComp, Relative
-from ifcomp.distributed import sharing
+from ifcomp.distributed import ranks, sharing
 
 CLASSES = 10
 #: With it influence does not depend on the basis of directions of equal curvature, which rounding decides.
@@ -18,7 +19,8 @@ def measure(setup: Setup) -> Measured:
     for _ in range(setup.slow_rounds):
         for processes in (1, 2):
             found = in_child(fit_and_score, setup.size(1024), setup.size(256), setup.tiny, processes=processes)
-            for name, examples in (("fit", found["fitted"]), ("score", found["scored"])):
+            sizes = {"fit": found["fitted"], "score": found["scored"], "forward": found["fitted"]}
+            for name, examples in sizes.items():
                 measured.add({f"{name}, {processes}": Timed(found[name], None)}, examples)
             means[processes] = found["mean"]
     measured.numbers["difference"] = abs(means[2] / means[1] - 1)
@@ -26,7 +28,9 @@ def measure(setup: Setup) -> Measured:
 
 
 def fit_and_score(fitted: int, scored: int, tiny: bool) -> dict[str, object]:
-    """Seconds of a fit and of a scoring that are shared with the other processes, if there are any."""
+    """Seconds of a fit, of a scoring and of plain forward passes that are shared with the other processes, if there
+    are any. Forward passes have nothing to say to each other: they show what the machine can give.
+    """
     setup = Setup(1, 1, tiny)
     model, x = RESNET20.model(CLASSES, setup), RESNET20.images(fitted)
     batches, some = (list(own.split(2 * RESNET20.batch)) for own in (x, x[:scored]))
@@ -36,8 +40,11 @@ def fit_and_score(fitted: int, scored: int, tiny: bool) -> dict[str, object]:
         fit = timed(lambda: ifc.fit(batches, progress=False))
         score = timed(lambda: ifc.score(some, progress=False))
         compared = ifc.score([some[0][:16]], damping=FLAT, progress=False).frame
+        own = batches[ranks().rank :: ranks().world]
+        passes = timed(lambda: [forward(model, batch) for batch in own])
     mean = float(compared["expected_influence"].mean())
-    return {"fit": fit.seconds, "score": score.seconds, "fitted": fitted, "scored": scored, "mean": mean}
+    seconds = {"fit": fit.seconds, "score": score.seconds, "forward": passes.seconds}
+    return {**seconds, "fitted": fitted, "scored": scored, "mean": mean}
 
 
 SUITE = Suite(
@@ -55,6 +62,7 @@ SUITE = Suite(
                 milliseconds("scoring, one process", "score, 1"),
                 milliseconds("two", "score, 2"),
                 times_faster("one / two", "score, 1", "score, 2", Goal("≥", 1.8)),
+                times_faster("forward passes alone, one / two", "forward, 1", "forward, 2"),
                 number("difference", "difference", ".0e", Goal("≤", 1e-4)),
             ),
             {"ResNet-20": measure},
