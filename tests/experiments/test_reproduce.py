@@ -214,6 +214,17 @@ def test_the_command(command: Callable[..., Any], tmp_path: Path) -> None:
     assert "There is no study 'tow'. Choose one of toy" in command("tow").output
 
 
+def test_all_studies_that_have_the_preset(command: Callable[..., Any], monkeypatch: Any, tmp_path: Path) -> None:
+    toy = make_study([])
+    larger = replace(toy, name="larger", presets={"mnist": toy.presets["digits"]})
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": toy, "second": replace(toy, name="second"), "larger": larger})
+    done = command("all", "--out", str(tmp_path))
+    assert done.exit_code == 0
+    assert done.output.count("product 21") == 2
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"toy", "second"}
+    assert "There is no study 'all'" in command("all", "--preset", "cifar10", "--out", str(tmp_path)).output
+
+
 def test_a_stopped_command_says_how_to_go_on(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

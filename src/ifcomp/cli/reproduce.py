@@ -18,7 +18,13 @@ EPILOG = "[bold]Example:[/bold] ifcomp reproduce ood --preset digits --out resul
 
 @command
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The study: ood, mislabel, ...; 'list' shows all.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The study: ood, mislabel, ...; 'list' shows them, 'all' runs those that have the preset.",
+        ),
+    ],
     preset: Annotated[
         str, typer.Option(help="Its size: digits (seconds), mnist (minutes), cifar10 (hours), paper (days, GPUs).")
     ] = "digits",
@@ -43,13 +49,17 @@ def reproduce(
 
     torch.set_num_threads(1)  # results do not depend on the machine's cores
     folder = experiments.RESULTS if out is None else Path(out)
+    having = [study.name for study in experiments.STUDIES.values() if preset in study.presets]
+    names = having if name == "all" and having else [name]
+    written: dict[str, str] = {}
     try:
-        written = experiments.reproduce(name, preset, folder, plot_only=plot_only)
+        for study in names:
+            written |= experiments.reproduce(study, preset, folder, plot_only=plot_only)
     except KeyboardInterrupt as stopped:
         stopped.add_note("Give the same command again to go on with the steps that are left.")
         raise
-    table = folder / name / preset / "table.md"
-    return Outcome({"study": name, "preset": preset}, [paragraph(table.read_text())], written)
+    tables = [paragraph((folder / study / preset / "table.md").read_text()) for study in names]
+    return Outcome({"study": name, "preset": preset}, tables, written)
 
 
 def _experiments() -> Any:
