@@ -53,7 +53,7 @@ def _like(preset: str, noise: str, fit_examples: int, scored_examples: int) -> S
 PRESETS = {
     "digits": replace(_like("digits", "asymmetric 0.3", 100, 150), betas=(1.0, 0.001)),
     "mnist": _like("mnist", "asymmetric 0.3", 1500, 2500),
-    "cifar10": replace(_like("cifar10", "human worse", 500, 300), betas=(1.0, 0.1, 0.001)),
+    "cifar10": _like("cifar10", "human random1", 500, 500),
     "paper": replace(
         _like("paper", "human random1", 45000, 45000),
         subject=Subject("cifar10", "resnet18", replace(PAPER, checkpoint_every=5), 5000),
