@@ -108,7 +108,7 @@ PRESETS = {
         paper_damping=1e-12,
         short_runs=2,
         short_epochs=3,
-        scored_examples=500,
+        scored_examples=800,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER, 5000),
