@@ -250,6 +250,9 @@ def draw(record: Record, figure: Figure) -> None:
     figure.set_size_inches(5 * len(noises) + 2, 5)
     panels = figure.subplots(1, len(noises), sharey=True, squeeze=False)[0]
     places = np.arange(len(METHODS))[::-1]
+    lowest = min(
+        100 * record.results[f"{kind}, {stage}"][method] for kind, stage in _columns(record) for method in METHODS
+    )
     for axes, kind in zip(panels, noises, strict=True):
         found = [stage for other, stage in _columns(record) if other == kind]
         for index, stage in enumerate(found):
@@ -262,7 +265,7 @@ def draw(record: Record, figure: Figure) -> None:
             if _paper(kind, method):
                 axes.plot(_paper(kind, method), place, "kx", markersize=6)
         axes.plot([], [], "kx", label="paper, CIFAR-10")
-        axes.set(xlabel="mislabel AUROC (%), larger is better", title=kind, xlim=(35, 101))
+        axes.set(xlabel="mislabel AUROC (%), larger is better", title=kind, xlim=(min(35, lowest - 2), 101))
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8)
     panels[0].set_yticks(places, METHODS)
 
