@@ -56,7 +56,7 @@ PRESETS = {
         Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200), ("digits",), 3, 60, tolerance=0.5
     ),
     "mnist": Settings(Subject("mnist", "lenet", QUICK, 5000), ("mnist", "fashion-mnist", "notmnist"), 20, 5000),
-    "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 4, 1000),
+    "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 6, 1000),
     "paper": Settings(Subject("cifar10", "resnet18", PAPER, 5000), ("cifar10", "tinyimagenet", "mnist"), 20, 45000),
 }
 
