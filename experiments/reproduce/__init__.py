@@ -21,6 +21,7 @@ from experiments.reproduce import (
 from experiments.reproduce.study import Study
 from experiments.torchvision_shim import declare_missing_operators
 from ifcomp.errors import SettingError, StorageError
+from ifcomp.files import locked, remove_leftovers
 
 #: Every study by its name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {
@@ -48,6 +49,8 @@ def reproduce(
 ) -> dict[str, str]:
     """Run a study or go on with it, and write its table, its plot and the page of claims.
 
+    Scratch files of a run that was killed are removed. Only one process at a time works on a result.
+
     Args:
         name: One of `STUDIES`.
         preset: One of the study's.
@@ -62,10 +65,17 @@ def reproduce(
         raise SettingError(f"There is no study '{name}'. Choose one of {', '.join(STUDIES)}.")
     declare_missing_operators()
     study, folder = STUDIES[name], results / name / preset
-    found = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
-    missing = record.unfinished(study, found)
-    if missing:
-        raise StorageError(f"'{name}', {preset}, is not finished: {', '.join(missing)}. Run without --plot-only first.")
-    written = {str(folder / record.FILE): "all numbers, settings and versions"}
-    written |= publish.publish(study, found, folder)
+    record.check_preset(study, preset)
+    results.mkdir(parents=True, exist_ok=True)
+    with locked(results / f"{name}-{preset}"):
+        for file in (record.FILE, *publish.FILES) if folder.exists() else ():
+            remove_leftovers(folder / file)
+        found = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
+        missing = record.unfinished(study, found)
+        if missing:
+            raise StorageError(
+                f"'{name}', {preset}, is not finished: {', '.join(missing)}. Run without --plot-only first."
+            )
+        written = {str(folder / record.FILE): "all numbers, settings and versions"}
+        written |= publish.publish(study, found, folder)
     return written | {str(publish.write_claims(STUDIES, results)): "the paper's claims beside what we find"}

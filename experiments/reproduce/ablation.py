@@ -6,14 +6,15 @@ paper's, whose tuned alpha is 0.15, are given in the same multiples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from experiments.reproduce import calibration
-from experiments.reproduce.calibration import IFCOMP, altered, influences
+from experiments.reproduce.calibration import IFCOMP, TOGETHER, altered, influences
 from experiments.reproduce.paper import ECE_ALPHA, PAPER_ALPHA
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
@@ -22,6 +23,8 @@ from ifcomp.tasks.calibration import pnml_grid
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Over corruptions, and of all of them as one set.
+_SUMMARIES = ("low", "median", "high", TOGETHER)
 #: The paper's alphas over its tuned one.
 MULTIPLES = tuple(alpha / PAPER_ALPHA for alpha in (0.0, 0.05, 0.1, 0.15, 0.3, 0.5, 1.0))
 
@@ -35,36 +38,31 @@ class Settings:
 
 
 PRESETS = {
-    name: Settings(found, (1.0,) if name == "digits" else (1.25, 1.0, 0.66, 0.1))
+    name: Settings(found, (1.0,) if name in ("digits", "cifar10") else (1.25, 1.0, 0.66, 0.1))
     for name, found in calibration.PRESETS.items()
 }
-PRESETS["cifar10"] = Settings(
-    replace(
-        calibration.PRESETS["cifar10"],
-        corruptions=("gaussian_noise", "motion_blur", "fog", "pixelate", "jpeg_compression"),
-        severities=(0, 1, 3, 5),
-        images=30,
-    ),
-    (1.0,),
-)
 
 
 def _beta(settings: Settings, beta: float | None, results: Results) -> dict[str, Any]:
-    """Metrics for every alpha, severity and corruption at a beta; None is the tuned one."""
+    """Metrics for every alpha and severity at a beta, None being the tuned one: quartiles over corruptions, and of all
+    corruptions together.
+    """
     shared, tuned = settings.calibration, results["tuning"][IFCOMP]
     used = tuned["beta"] if beta is None else beta
     alphas = [multiple * (tuned["alpha"] or PAPER_ALPHA) for multiple in MULTIPLES]
     found: dict[str, Any] = {}
     for severity in shared.severities[1:]:
-        kinds = []
+        parts, count = [], 0
         for kind in shared.corruptions:
             probability, influence, count = influences(shared, used, kind, severity)
-            labels = altered(shared, kind, severity).labels
-            grid = pnml_grid(probability, influence, labels, count, alphas)
-            kinds.append(grid[~grid["keep_argmax"]][["ece", "accuracy"]].to_numpy())
-        low, middle, high = np.percentile(np.stack(kinds), (25, 50, 75), axis=0)
+            parts.append((probability, influence, altered(shared, kind, severity).labels))
+        whole = [torch.cat(column) for column in zip(*parts, strict=True)]
+        grids = [pnml_grid(*part, count, alphas) for part in (*parts, whole)]
+        metrics = np.stack([grid[~grid["keep_argmax"]][["ece", "accuracy"]] for grid in grids])
+        low, middle, high = np.percentile(metrics[:-1], (25, 50, 75), axis=0)
+        rows = np.stack((low, middle, high, metrics[-1]), axis=2).round(5).tolist()
         found[str(severity)] = {
-            what: [[round(float(part[row, column]), 5) for part in (low, middle, high)] for row in range(len(alphas))]
+            what: [dict(zip(_SUMMARIES, row[column], strict=True)) for row in rows]
             for column, what in enumerate(("ece", "accuracy"))
         }
     return {"beta": used, "alphas": alphas, "severities": found}
@@ -81,18 +79,19 @@ def _betas(record: Record) -> dict[str, Any]:
     return {name: row for name, row in record.results.items() if name != "tuning"}
 
 
-def _medians(row: Any, what: str, index: int) -> list[float]:
-    """Over corruptions, by severity."""
-    return [values[what][index][1] for values in row["severities"].values()]
+def _values(row: Any, what: str, index: int) -> list[float]:
+    """Of all corruptions together, by severity; the median over them in results that do not have it."""
+    cells = [values[what][index] for values in row["severities"].values()]
+    return [cell.get(TOGETHER, cell["median"]) for cell in cells]
 
 
 def table(record: Record) -> str:
-    """Median ECE / accuracy by alpha at the tuned beta, then by beta at the tuned alpha."""
+    """ECE / accuracy by alpha at the tuned beta, then by beta at the tuned alpha."""
     tuned, rows, one = record.results["tuned beta"], [], MULTIPLES.index(1.0)
     severities = list(tuned["severities"])
 
     def cells(row: Any, index: int) -> list[str]:
-        pairs = zip(_medians(row, "ece", index), _medians(row, "accuracy", index), strict=True)
+        pairs = zip(_values(row, "ece", index), _values(row, "accuracy", index), strict=True)
         return [f"{ece:.3f} / {100 * right:.1f}" for ece, right in pairs]
 
     for index, multiple in enumerate(MULTIPLES):
@@ -103,8 +102,9 @@ def table(record: Record) -> str:
         rows.append([f"{name} ({row['beta']:g}), no alpha", *cells(row, 0), ""])
         rows.append([f"{name} ({row['beta']:g}), tuned alpha", *cells(row, one), ""])
     shared = record.settings["calibration"]
+    how = "of all" if TOGETHER in tuned["severities"][severities[0]]["ece"][0] else "median over"
     words = (
-        f"Median over {len(shared['corruptions'])} corruptions of ECE / accuracy in percent, {shared['images']} images "
+        f"ECE / accuracy in percent, {how} {len(shared['corruptions'])} corruptions, {shared['images']} images of each "
         f"({shared['subject']['data']}, {shared['subject']['model']}), by severity.\n\n"
     )
     return words + markdown(["setting", *(f"severity {s}" for s in severities), "paper, ECE 1 to 5"], rows)
@@ -118,13 +118,13 @@ def draw(record: Record, figure: Figure) -> None:
     severities = [int(severity) for severity in tuned["severities"]]
     for row, what in enumerate(("accuracy", "ece")):
         for index, multiple in enumerate(MULTIPLES):
-            values = _medians(tuned, what, index)
+            values = _values(tuned, what, index)
             panels[row, 0].plot(severities, values, marker="o", label=f"alpha {multiple:.2g} x tuned")
         for number, (name, found) in enumerate(_betas(record).items()):
             colour = f"C{number}"
-            panels[row, 1].plot(severities, _medians(found, what, 0), "--", color=colour, label=f"{name}, no alpha")
-            panels[row, 1].plot(severities, _medians(found, what, one), "o-", color=colour, label=name)
-        panels[row, 0].set_ylabel(f"median {what}")
+            panels[row, 1].plot(severities, _values(found, what, 0), "--", color=colour, label=f"{name}, no alpha")
+            panels[row, 1].plot(severities, _values(found, what, one), "o-", color=colour, label=name)
+        panels[row, 0].set_ylabel(what)
     for axes in panels[1]:
         axes.set_xlabel("corruption severity")
     for axes in panels[1]:
@@ -134,20 +134,20 @@ def draw(record: Record, figure: Figure) -> None:
 def claims(record: Record) -> list[Claim]:
     """Alpha barely costs accuracy, and lowers ECE at every beta."""
     tuned, one = record.results["tuned beta"], MULTIPLES.index(1.0)
-    change = min(np.subtract(_medians(tuned, "accuracy", one), _medians(tuned, "accuracy", 0)))
-    rows = _betas(record).values()
-    better = [np.subtract(_medians(row, "ece", one), _medians(row, "ece", 0)).max() for row in rows]
+    change = min(np.subtract(_values(tuned, "accuracy", one), _values(tuned, "accuracy", 0)))
+    rows, data = _betas(record).values(), record.settings["calibration"]["subject"]["data"]
+    better = [np.subtract(_values(row, "ece", one), _values(row, "ece", 0)).max() for row in rows]
     return [
         Claim(
-            "the tuned alpha barely changes accuracy at any severity",
+            f"{data}: the tuned alpha barely changes accuracy at any severity",
             "at most -0.0001",
             f"at worst {100 * change:+.2f} points",
             change > -0.01,
         ),
         Claim(
-            "at every beta and severity, the tuned alpha lowers ECE",
+            f"{data}, at every beta and severity: the tuned alpha lowers ECE",
             "yes",
-            f"largest change of median ECE {max(better):+.4f}",
+            f"largest change of ECE {max(better):+.4f}",
             max(better) < 0,
         ),
     ]

@@ -53,7 +53,7 @@ def _like(preset: str, noise: str, fit_examples: int, scored_examples: int) -> S
 PRESETS = {
     "digits": replace(_like("digits", "asymmetric 0.3", 100, 150), betas=(1.0, 0.001)),
     "mnist": _like("mnist", "asymmetric 0.3", 1500, 2500),
-    "cifar10": replace(_like("cifar10", "human worse", 500, 300), betas=(1.0, 0.1, 0.001)),
+    "cifar10": _like("cifar10", "human random1", 500, 500),
     "paper": replace(
         _like("paper", "human random1", 45000, 45000),
         subject=Subject("cifar10", "resnet18", replace(PAPER, checkpoint_every=5), 5000),
@@ -158,22 +158,22 @@ def claims(record: Record) -> list[Claim]:
     betas = sorted(last["complexity"], key=float)
     cold, one = last["complexity"][betas[0]], last["complexity"]["1.0"]
     worst = min(row["sum"] - row["error"] for row in epochs.values())
-    end = COMPONENTS_END
+    end, data = COMPONENTS_END, record.settings["subject"]["data"]
     return [
         Claim(
-            "error finds wrong labels early in training, and loses them as they are memorised",
+            f"{data}: error finds wrong labels early in training, and loses them as they are memorised",
             f"{100 * 0.890:.1f} at epoch 5, {100 * end['error']:.1f} at the end",
             f"{100 * epochs[peak]['error']:.1f} at epoch {peak}, {100 * last['error']:.1f} at the end",
             epochs[peak]["error"] > last["error"],
         ),
         Claim(
-            f"at the end, parametric complexity at beta {betas[0]} tells wrong labels better than at beta 1",
+            f"{data}: at the end, parametric complexity at beta {betas[0]} tells wrong labels better than at beta 1",
             f"{100 * end[0.001]:.1f} and {100 * end[1.0]:.1f}",
             f"{100 * cold:.1f} and {100 * one:.1f}",
             cold > one,
         ),
         Claim(
-            "the sum is at least as good as the error throughout training",
+            f"{data}: the sum is at least as good as the error throughout training",
             f"{100 * end['IF-COMP']:.1f} and {100 * end['error']:.1f} at the end",
             f"{100 * last['sum']:.1f} and {100 * last['error']:.1f} at the end (audit settings); at worst "
             f"{100 * worst:+.1f} beside the error",

@@ -99,16 +99,16 @@ PRESETS = {
         subject=Subject(
             "cifar10",
             "resnet18-width8",
-            Recipe("one-cycle", 20, 0.03, weight_decay=0.0, batch_size=16, checkpoint_every=4),
+            Recipe("one-cycle", 30, 0.05, weight_decay=0.0, batch_size=32, checkpoint_every=5),
             500,
-            1000,
+            2000,
         ),
-        noises=("human worse", "data-dependent", "asymmetric 0.3", "symmetric 0.6"),
-        fit_examples=500,
+        noises=("human random1", "data-dependent", "asymmetric 0.3", "symmetric 0.6"),
+        fit_examples=1000,
         paper_damping=1e-12,
         short_runs=2,
         short_epochs=3,
-        scored_examples=400,
+        scored_examples=800,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER, 5000),
@@ -250,6 +250,9 @@ def draw(record: Record, figure: Figure) -> None:
     figure.set_size_inches(5 * len(noises) + 2, 5)
     panels = figure.subplots(1, len(noises), sharey=True, squeeze=False)[0]
     places = np.arange(len(METHODS))[::-1]
+    lowest = min(
+        100 * record.results[f"{kind}, {stage}"][method] for kind, stage in _columns(record) for method in METHODS
+    )
     for axes, kind in zip(panels, noises, strict=True):
         found = [stage for other, stage in _columns(record) if other == kind]
         for index, stage in enumerate(found):
@@ -262,7 +265,7 @@ def draw(record: Record, figure: Figure) -> None:
             if _paper(kind, method):
                 axes.plot(_paper(kind, method), place, "kx", markersize=6)
         axes.plot([], [], "kx", label="paper, CIFAR-10")
-        axes.set(xlabel="mislabel AUROC (%), larger is better", title=kind, xlim=(35, 101))
+        axes.set(xlabel="mislabel AUROC (%), larger is better", title=kind, xlim=(min(35, lowest - 2), 101))
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8)
     panels[0].set_yticks(places, METHODS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +56,7 @@ PRESETS = {
         Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200), ("digits",), 3, 60, tolerance=0.5
     ),
     "mnist": Settings(Subject("mnist", "lenet", QUICK, 5000), ("mnist", "fashion-mnist", "notmnist"), 20, 5000),
-    "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 4, 5000),
+    "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 6, 1000),
     "paper": Settings(Subject("cifar10", "resnet18", PAPER, 5000), ("cifar10", "tinyimagenet", "mnist"), 20, 45000),
 }
 
@@ -95,16 +95,21 @@ def _truth(settings: Settings, name: str, _: Results) -> dict[str, Any]:
     }
 
 
+@cache
+def _fitted(settings: Settings) -> IFComp:
+    damping = settings.lam / (settings.training * settings.beta**2)
+    model, fisher = settings.subject.network(), settings.subject.fisher
+    return IFComp(model, settings.beta, fisher=fisher, damping=damping).fit(_known(settings))
+
+
 def _methods(settings: Settings, name: str, _: Results) -> dict[str, list[float]]:
     """What every method says about the complexity of every image; larger = more surprising."""
-    model, x = settings.subject.network(), _inputs(settings, name)
-    damping = settings.lam / (settings.training * settings.beta**2)
-    ifc = IFComp(model, settings.beta, fisher="exact", damping=damping).fit(_known(settings))
+    ifc, x = _fitted(settings), _inputs(settings, name)
     influence = ifc.influence(x)
-    acnml = Acnml.from_ekfac(model, ifc.factors, damping=damping)
+    acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=ifc.damping)
     predicted = ifc.predict_proba(x, alpha=0.0).argmax(1, keepdim=True)
     found = {
-        "GradNorm": gradnorm(model, [x]),
+        "GradNorm": gradnorm(ifc.model, [x]),
         "Self-IF": influence.gather(1, predicted).squeeze(1),
         "ACNML-EKFAC": acnml.hindsight_proba(x).sum(1).log(),
         "IF-COMP": ifc.parametric_complexity(x),

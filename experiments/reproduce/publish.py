@@ -14,6 +14,9 @@ from experiments.reproduce.study import PRESET_NAMES, Record, Study
 from ifcomp.files import written_atomically
 
 CLAIMS_FILE = "claims.md"
+#: What `publish` writes beside a result.
+TABLE, FIGURES = "table.md", {suffix: f"figure.{suffix}" for suffix in ("png", "svg")}
+FILES = (TABLE, *FIGURES.values())
 #: More than the usual ten: some plots have more methods.
 _COLOURS = cycler(color=[*TABLEAU_COLORS.values(), "black", "gold"])
 _ANSWERS = {True: "yes", False: "no", None: "cannot say"}
@@ -21,17 +24,15 @@ _ANSWERS = {True: "yes", False: "no", None: "cannot say"}
 
 def publish(study: Study, record: Record, folder: Path) -> dict[str, str]:
     """Write the table and the plot of a record; returns the files with what is in them."""
-    texts = {"table.md": _page(study, record)}
-    for name, text in texts.items():
-        with written_atomically(folder / name) as scratch:
-            scratch.write_text(text)
+    with written_atomically(folder / TABLE) as scratch:
+        scratch.write_text(_page(study, record))
     figure = Figure(figsize=(8, 5), layout="constrained")
     with rc_context({"axes.prop_cycle": _COLOURS}):
         study.draw(record, figure)
-    for suffix in ("png", "svg"):
-        with rc_context({"svg.hashsalt": study.name}), written_atomically(folder / f"figure.{suffix}") as scratch:
+    for suffix, name in FIGURES.items():
+        with rc_context({"svg.hashsalt": study.name}), written_atomically(folder / name) as scratch:
             figure.savefig(scratch, format=suffix, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
-    return {str(folder / "table.md"): "the numbers beside the paper's", str(folder / "figure.png"): "the plot"}
+    return {str(folder / TABLE): "the numbers beside the paper's", str(folder / FIGURES["png"]): "the plot"}
 
 
 def write_claims(studies: Mapping[str, Study], results: Path) -> Path:

@@ -40,8 +40,7 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         SettingError: If there is no such preset, or the file was made with other settings.
         MissingDataError: If data is missing; names all of it.
     """
-    if preset not in study.presets:
-        raise SettingError(f"'{study.name}' has no preset '{preset}'. Choose one of {', '.join(study.presets)}.")
+    check_preset(study, preset)
     settings = study.presets[preset]
     plain = json.loads(json.dumps(asdict(settings)))
     record = Record(study.name, preset, plain, {}, {}, [])
@@ -67,6 +66,12 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         with written_atomically(folder / FILE) as scratch:
             scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
     return record
+
+
+def check_preset(study: Study, preset: str) -> None:
+    """Raise SettingError unless the study has it."""
+    if preset not in study.presets:
+        raise SettingError(f"'{study.name}' has no preset '{preset}'. Choose one of {', '.join(study.presets)}.")
 
 
 def read(folder: Path) -> Record:

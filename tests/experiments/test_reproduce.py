@@ -20,6 +20,7 @@ from experiments.reproduce.record import FILE, read, run
 from experiments.reproduce.study import Claim, Record, Study
 from ifcomp.cli.main import app
 from ifcomp.errors import SettingError, StorageError
+from ifcomp.files import locked
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,20 @@ def test_unfinished_results_are_not_shown(tmp_path: Path, monkeypatch: pytest.Mo
     assert "it is 21" not in write_claims({"toy": study}, tmp_path).read_text()
     with pytest.raises(StorageError, match="is not finished: second"):
         reproduce.reproduce("toy", "digits", tmp_path, plot_only=True)
+
+
+def test_what_killed_runs_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": make_study([])})
+    folder = tmp_path / "toy" / "digits"
+    for name in (".result.json.0123abcd", ".figure.svg.deadbeef", ".notes"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "half").touch()
+    with locked(tmp_path / "toy-digits"), pytest.raises(StorageError, match="Another process"):
+        reproduce.reproduce("toy", "digits", tmp_path)
+    assert len(list(folder.iterdir())) == 3
+    reproduce.reproduce("toy", "digits", tmp_path)
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == [".notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.md", "toy"]
 
 
 @pytest.fixture
