@@ -1,5 +1,6 @@
 """Results as JSON that a stopped run continues, with what made them."""
 
+import argparse
 import json
 import sys
 import time
@@ -7,8 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.timing import environment
 from ifcomp.files import written_atomically
+
+
+def begin(description: str | None, usual: Path) -> Path:
+    """The folder for results that the command line names, or the usual one; sets one thread, as all runs have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=usual, help="where results are")
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    return folder
 
 
 def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable[[], Any]]) -> dict[str, Any]:

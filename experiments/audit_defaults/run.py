@@ -7,7 +7,6 @@ the folder that IFCOMP_CACHE names.
     IFCOMP_DATA=... IFCOMP_CACHE=... python -m experiments.audit_defaults.run
 """
 
-import argparse
 import copy
 import json
 import os
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.audit_defaults import data
-from experiments.audit_defaults.record import continue_run
+from experiments.audit_defaults.record import begin, continue_run
 from experiments.models import LeNet
 from ifcomp import IFComp, Relative, complexity
 from ifcomp.files import written_atomically
@@ -214,11 +213,7 @@ def gains(results: dict[str, Any], default: str) -> str:
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=HERE / "results", help="where results are")
-    folder = parser.parse_args().folder
-    folder.mkdir(exist_ok=True)
-    torch.set_num_threads(1)
+    folder = begin(__doc__, HERE / "results")
     units = {f"{kind} {seed}": partial(unit, kind, seed) for kind in NOISE for seed in range(NOISE[kind]["seeds"])}
     results = continue_run(folder / "audit.json", SETTINGS, units)
     (folder / "audit.md").write_text(page(results))

@@ -5,7 +5,6 @@ A LeNet is trained on MNIST, another on Fashion-MNIST; test images of the same d
     IFCOMP_DATA=... python -m experiments.audit_defaults.strangers
 """
 
-import argparse
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.audit_defaults import data
-from experiments.audit_defaults.record import continue_run
+from experiments.audit_defaults.record import begin, continue_run
 from experiments.models import LeNet
 from ifcomp import IFComp, Relative
 from ifcomp.tasks.ood import ood_metrics
@@ -98,11 +97,7 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=HERE / "results", help="where results are")
-    folder = parser.parse_args().folder
-    folder.mkdir(exist_ok=True)
-    torch.set_num_threads(1)
+    folder = begin(__doc__, HERE / "results")
     units = {f"{known} {seed}": partial(unit, known, seed) for seed in SETTINGS["seeds"] for known in SETTINGS["known"]}
     results = continue_run(folder / "strangers.json", SETTINGS, units)
     (folder / "strangers.md").write_text(table(results))

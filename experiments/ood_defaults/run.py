@@ -7,7 +7,6 @@ IFCOMP_CACHE names.
     IFCOMP_DATA=... IFCOMP_CACHE=... python -m experiments.ood_defaults.run
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.audit_defaults.record import continue_run
+from experiments.audit_defaults.record import begin, continue_run
 from experiments.ood_defaults.situations import Situation, digits, images, table, texts
 from ifcomp import IFComp
 from ifcomp.complexity import (
@@ -134,11 +133,7 @@ def page(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing, then write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=HERE / "results", help="where results are")
-    folder = parser.parse_args().folder
-    folder.mkdir(exist_ok=True)
-    torch.set_num_threads(1)
+    folder = begin(__doc__, HERE / "results")
     units = {
         f"{name} {seed}": partial(unit, make, (*given, seed) if count else given)
         for name, (make, given, count) in SITUATIONS.items()
