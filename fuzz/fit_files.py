@@ -173,7 +173,7 @@ def checkpoint(data: bytes, folder: Path) -> None:
     path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
     key = {"beta": 1.0, "stages": ["first", "second"]}
     if data[:1] >= b"\x40":
-        metadata = {"schema": 1, "stage": "first", "position": 3, "digest": "d", "key": key}
+        metadata = {"schema": 2, "stage": "first", "position": 3, "digest": "d", "key": key}
         for _ in range(draw.number(0, 2)):
             metadata = draw.damaged(metadata)
         content = save(_damaged(draw, {"own/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})

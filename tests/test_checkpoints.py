@@ -328,7 +328,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "foreign": lambda path: save_file({"x": torch.ones(2)}, path),
-    "schema": lambda path: rewritten(path, lambda content, _: content.update(schema=2)),
+    "schema": lambda path: rewritten(path, lambda content, _: content.update(schema=1)),
     "stage": lambda path: rewritten(path, lambda content, _: content.update(stage="lunch")),
     "no_key": lambda path: rewritten(path, lambda content, _: content.pop("key")),
     "shape": lambda path: rewritten(path, lambda _, tensors: tensors.update({"common/basis/1": torch.ones(1, 1, 1)})),

@@ -27,7 +27,7 @@ from ifcomp.errors import CheckpointError, SettingError, StorageError
 from ifcomp.files import check_room, locked, remove_leftovers, written_atomically
 from ifcomp.reading import parse_json, read_tensors
 
-SCHEMA = 1
+SCHEMA = 2
 _KEY = "ifcomp-checkpoint"
 
 #: What is saved: tensors by name, as they are at that moment.
