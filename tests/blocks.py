@@ -64,6 +64,9 @@ class Recorded:
     def positions(self, _: KroneckerBlock) -> int:
         return self.inputs.shape[3]
 
+    def inside(self, block: KroneckerBlock) -> Tensor:
+        return torch.ones(self.inputs.shape[3], block.offsets, dtype=torch.bool)
+
     def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
         assert not block.shared_offsets
         return self.inputs[examples]

@@ -74,15 +74,17 @@ def held(monkeypatch: pytest.MonkeyPatch, at_once: int, conditions: dict[str, fl
 
 
 def test_what_scoring_holds_for_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide: V has 4 x 2 x 3 x 2^2 = 96 numbers, from 4 x 2 x 3 x 50 = 1200 products. Tall: 32, from 16 products."""
-    assert held(monkeypatch, 3, CONDITIONS) == 4 * (96 + 32 + 1200)
-    assert held(monkeypatch, 10, CONDITIONS) == 4 * (96 + 1200)  # nothing is kept when all are worked on at once
-    assert held(monkeypatch, 3, CONDITIONS, entries=500) == 4 * (96 + 32 + 500)
-    assert held(monkeypatch, 3, CONDITIONS, entries=100) == 4 * (96 + 32 + 300)  # one example at least
+    """Wide: V has 4 x 2 x 3 x 2^2 = 96 numbers, from 4 x 2 x 3 x 50 = 1200 products, which are there twice. Tall: 32,
+    from 16 products.
+    """
+    assert held(monkeypatch, 3, CONDITIONS) == 4 * (96 + 32 + 2400)
+    assert held(monkeypatch, 10, CONDITIONS) == 4 * (96 + 2400)  # nothing is kept when all are worked on at once
+    assert held(monkeypatch, 3, CONDITIONS, entries=500) == 4 * (96 + 32 + 1000)
+    assert held(monkeypatch, 3, CONDITIONS, entries=100) == 4 * (96 + 32 + 600)  # one example at least
     assert held(monkeypatch, 9, CONDITIONS, entries=100) == 4 * (96 + 32 + 2 * 4 * 9 * 6 * 2)  # rearranged rows
     # without the wide one: products, and 2 x 8 outputs for 4 inputs, so five times as much; or rearranged rows
-    assert held(monkeypatch, 1, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 16 * 5)
-    assert held(monkeypatch, 2, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 2 * 4 * 2 * 8)
+    assert held(monkeypatch, 2, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 16 * 2 * 5)
+    assert held(monkeypatch, 4, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 2 * 4 * 4 * 8)
 
 
 # Inverse curvature --------------------------------------------------------------------------------------------------

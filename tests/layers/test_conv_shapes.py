@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from cases import Case, normal, seeded, weight
 from comparison import assert_same, dense, dense_moments, fitted, oracle_blocks, oracle_influence
+from ifcomp.curvature.factors import Basis
+from ifcomp.influence.kernels import pair_matrix
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.conv import conv, unfold
 from ifcomp.layers.registry import Selection
@@ -112,6 +115,34 @@ def test_rotated_windows_are_patches_with_rotated_channels(shape: Shape) -> None
     expected = torch.einsum("ngtck,gcd->ngtkd", by_channel, basis).flatten(3)
     found = block.rotated_windows(inputs, basis).flatten(2, 1 + shape.axes).flatten(3)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@many
+@given(shapes())
+def test_pairs_leave_out_nothing_but_padding(shape: Shape) -> None:
+    """Inputs are above zero, so that what is zero is padding; so they stay with a basis above zero."""
+    module, inputs = shape.make().double(), shape.inputs(2).abs() + 0.1
+    site = conv("x", module, Selection(sua=True))
+    assert site is not None
+    (block,) = site.blocks
+    assume(isinstance(block, KroneckerBlock) and block.shared_offsets)
+    assert isinstance(block, KroneckerBlock)
+    seen = patches(inputs, module).unflatten(-1, (block.channels, -1))[0, 0, :, 0] > 0  # [T, offsets]
+    assert torch.equal(block.inside(inputs.shape[2:]), seen)
+    basis = Basis(torch.rand(block.groups, block.channels, block.channels, dtype=torch.float64), torch.empty(0))
+    assert basis.inputs is not None
+    windows = block.rotated_windows(inputs, basis.inputs).flatten(2, 1 + shape.axes).flatten(3)  # [N, G, T, J]
+    if block.has_bias:
+        windows = torch.cat([windows, torch.ones_like(windows[..., :1])], 3)
+    recording: Any = SimpleNamespace(
+        batch=2,
+        positions=lambda _: len(seen),
+        inside=lambda block: block.inside(inputs.shape[2:]),
+        rotated_windows=lambda _block, _basis, examples: windows[examples],
+    )
+    weights = torch.rand(block.groups, block.rows, block.columns, dtype=torch.float64)
+    expected = torch.einsum("goj,ngtj,nguj->ngotu", weights, windows, windows)
+    torch.testing.assert_close(pair_matrix(recording, block, basis, weights), expected, rtol=1e-12, atol=1e-12)
 
 
 @many

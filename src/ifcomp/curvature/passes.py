@@ -168,6 +168,7 @@ def _over_pieces(
         for piece, at_once in session.pieces(batches, most, labels, budget=budget, holds=holds):
             one(piece, at_once)
             count += piece.size
+    session.release()
 
 
 def _add_input_products(sums: Mapping[str, Tensor | None], session: Session, recording: Recording) -> None:

@@ -88,7 +88,7 @@ def form_bytes(
             products = min(examples * pairs * block.columns, max(_PAIR_ENTRIES, pairs * block.columns))
             matrices.append(examples * block.groups * block.rows * positions**2)
             by_output = 2 * examples * cotangents * block.groups * block.rows * positions
-            passing.append(max(products * (1 + 2 * block.rows // block.columns), by_output))
+            passing.append(max(products * 2 * (1 + 2 * block.rows // block.columns), by_output))
     kept = sum(matrices) if total_cotangents > cotangents else max(matrices)
     return slab_bytes(session, footprint, examples, cotangents) + (kept + max(passing)) * session.item_bytes
 

@@ -7,6 +7,7 @@ over the logits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 
@@ -132,19 +133,24 @@ class FormEvaluator:
             block.name: self._basis(block).outputs if self._rotates(block, count, total_cotangents) else None
             for block in blocks
         }
-        found: dict[str, list[Tensor]] = {}
+        found: dict[str, list[Tensor]] = defaultdict(list)
 
         def take(block: RecordedBlock, backward: Backward) -> None:
             if isinstance(block, KroneckerBlock):
                 values = backward.each(partial(self._recording.rows, block))
                 put_rows(rows[block.name][:, :, backward.which], values, bases[block.name])
-            else:
-                found.setdefault(block.name, []).append(backward.each(partial(self._whitened, block)))
+            elif isinstance(block, NormBlock):
+                found[block.name].append(backward.each(partial(self._recording.scale_and_shift, block)))
+            elif isinstance(block, IndexedBlock):
+                found[block.name].append(backward.each(partial(self._whitened_rows, block)))
 
         self._session.backwards(self._recording, cotangents, self._session.recorded, take)
         for name, own in self._session.other_gradients(self._batch, cotangents).items():
             found[name] = [own * self._roots(name)]
         whitened = {name: torch.cat(parts).transpose(0, 1) for name, parts in found.items()}
+        for block in filter(self._recording.used, self._session.recorded):
+            if isinstance(block, NormBlock):
+                whitened[block.name] *= self._roots(block.name)
         if last is not None:
             for block in blocks:
                 if not self._sums_gradients(block, total_cotangents):
@@ -173,14 +179,11 @@ class FormEvaluator:
         blocks = filter(self._recording.used, self._session.recorded)
         return [block for block in blocks if isinstance(block, KroneckerBlock)]
 
-    def _whitened(self, block: RecordedBlock, gradients: Gradients) -> Tensor:
-        """Gradient times the root of the inverse curvature, [B, P], of an embedding or a normalisation."""
-        if isinstance(block, IndexedBlock):  # only rows that were looked up have a gradient
-            indices = self._recording.indices(block)
-            found = self._recording.looked_up(block, gradients) @ self._basis(block).outputs[0]
-            return (sum_equal_indices(indices, found) * self._roots(block.name)[0].T[indices]).flatten(1)
-        assert isinstance(block, NormBlock)
-        return self._recording.scale_and_shift(block, gradients) * self._roots(block.name)
+    def _whitened_rows(self, block: IndexedBlock, gradients: Gradients) -> Tensor:
+        """Gradient of an embedding times the root of the inverse curvature, [B, P]: of the rows that were looked up."""
+        indices = self._recording.indices(block)
+        found = self._recording.looked_up(block, gradients) @ self._basis(block).outputs[0]
+        return (sum_equal_indices(indices, found) * self._roots(block.name)[0].T[indices]).flatten(1)
 
     def _roots(self, name: str) -> Tensor:
         if name not in self._root_cache:

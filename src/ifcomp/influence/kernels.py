@@ -13,7 +13,7 @@ All results are in units of the scaled weights; see `Weights`.
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
 #: Entries of the products of inputs that *pairs* holds at once: enough examples for a large matrix product.
-_PAIR_ENTRIES = 1 << 22
+_PAIR_ENTRIES = 1 << 23
 
 
 def direct_forms(
@@ -72,27 +72,74 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
 
 
 def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor) -> Tensor:
-    """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed."""
+    """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed.
+
+    Where a position sees the padding of a convolution its inputs are zero, and so are those of all its pairs: half of
+    all products of a 3 x 3 kernel on 4 x 4 positions. These are left out.
+    """
     positions = recording.positions(block)
-    left, right = torch.triu_indices(positions, positions, device=weights.device)
-    pair_of = left.new_empty(positions, positions)
-    pair_of[left, right] = pair_of[right, left] = torch.arange(len(left), device=weights.device)
-    step = max(1, min(recording.batch, _PAIR_ENTRIES // (block.groups * len(left) * block.columns)))
-    room = recording.room("products", block.groups * step * len(left) * block.columns)
+    groups = _pair_groups(recording.inside(block), block)
+    order = torch.cat([torch.stack([group.left, group.right]) for group in groups], 1)
+    pair_of = order.new_empty(positions, positions)
+    pair_of[order[0], order[1]] = pair_of[order[1], order[0]] = torch.arange(order.shape[1], device=order.device)
+    entries = block.groups * sum(group.entries for group in groups)
+    step = max(1, min(recording.batch, _PAIR_ENTRIES // entries))
     matrix = weights.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
         some = rotated_columns(recording, block, basis, slice(first, first + step)).transpose(0, 1)  # [G, B', T, J]
-        shape = (block.groups, some.shape[1], len(left), block.columns)
-        products = room[: math.prod(shape)].view(shape)
-        start = 0
-        for t in range(positions):
-            stop = start + positions - t
-            torch.mul(some[:, :, t : t + 1], some[:, :, t:], out=products[:, :, start:stop])
-            start = stop
-        found = products.flatten(1, 2) @ weights.transpose(-1, -2)  # one product for all examples
-        every = found.view(*shape[:3], block.rows).index_select(2, pair_of.flatten())  # [G, B', T^2, O]
+        found = torch.cat([_pair_sums(some, weights, group) for group in groups], 2)  # [G, B', pairs, O]
+        every = found.index_select(2, pair_of.flatten())  # [G, B', T^2, O]
         matrix[first : first + step] = every.permute(1, 0, 3, 2)
     return matrix.view(*matrix.shape[:3], positions, positions)
+
+
+@dataclass(frozen=True)
+class _PairGroup:
+    """Pairs of positions whose inputs are zero in the same columns.
+
+    Attributes:
+        left: One position of each.
+        right: The other.
+        columns: Runs of columns that are not zero.
+    """
+
+    left: Tensor
+    right: Tensor
+    columns: list[slice]
+
+    @property
+    def entries(self) -> int:
+        """Products of inputs."""
+        return len(self.left) * sum(len(range(run.stop)[run]) for run in self.columns)
+
+
+def _pair_groups(inside: Tensor, block: KroneckerBlock) -> list[_PairGroup]:
+    """All pairs of positions, by what they see together.
+
+    Args:
+        inside: Whether a position sees its inputs at an offset, [T, offsets].
+        block: The block.
+    """
+    left, right = torch.triu_indices(len(inside), len(inside), device=inside.device)
+    patterns, which = (inside[left] & inside[right]).unique(dim=0, return_inverse=True)
+    groups = []
+    for index, pattern in enumerate(patterns.tolist()):
+        edges = [offset for offset, (a, b) in enumerate(itertools.pairwise([False, *pattern, False])) if a != b]
+        runs = [slice(*(block.channels * edge for edge in run)) for run in zip(edges[::2], edges[1::2], strict=True)]
+        if block.shared_offsets and block.has_bias:
+            runs.append(slice(block.columns - 1, block.columns))
+        groups.append(_PairGroup(left[which == index], right[which == index], runs))
+    return groups
+
+
+def _pair_sums(inputs: Tensor, weights: Tensor, group: _PairGroup) -> Tensor:
+    """``sum_j W_ij a_tj a_t'j`` of some pairs, [G, B, pairs, O], of inputs [G, B, T, J]: one product for all examples."""
+    sums = weights.new_zeros(len(inputs), inputs.shape[1] * len(group.left), weights.shape[1])
+    for run in group.columns:
+        own = inputs[..., run]
+        products = own.index_select(2, group.left).mul_(own.index_select(2, group.right))
+        sums.baddbmm_(products.flatten(1, 2), weights[..., run].transpose(-1, -2))
+    return sums.view(*inputs.shape[:2], len(group.left), -1)
 
 
 def pair_forms(pairs: Tensor, rows: Tensor) -> Tensor:

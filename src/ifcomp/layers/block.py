@@ -162,6 +162,13 @@ class KroneckerBlock(RecordedBlock):
         """
         raise NotImplementedError
 
+    def inside(self, sizes: torch.Size) -> Tensor:
+        """Whether a position's input at an offset is none of the zeros around it, [positions, offsets].
+
+        Only for shared offsets; ``sizes`` are those of the input without channels.
+        """
+        raise NotImplementedError
+
     def by_offset(self, values: Tensor) -> Tensor:
         """Entries [..., J] of gradients in the order of the weight, as those of rotated gradients are ordered.
 

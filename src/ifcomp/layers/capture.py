@@ -85,6 +85,13 @@ class Recording(Graph):
             found[..., -1] = 1
         return found
 
+    def inside(self, block: KroneckerBlock) -> Tensor:
+        """Whether a position has inputs at an offset, [T, offsets]: what is padding is zero. All unless shared."""
+        if not block.shared_offsets:
+            return torch.ones(self.positions(block), 1, dtype=torch.bool, device=self.device)
+        parts = [block.inside(value.shape[3:]).repeat(value.shape[1], 1) for value in self.inputs(block)]
+        return torch.cat(parts).to(self.device)
+
     def positions(self, block: KroneckerBlock) -> int:
         """T, the shared positions of a block over all its uses."""
         sizes = (use.shape.numel() // self.batch for use in self.uses[block.name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -42,6 +43,9 @@ class ConvBlock(KroneckerBlock):
             windows = F.pad(windows, [0, 0, *widths])
         windows = _windows(windows, self.module, 1).movedim(axes + 1, -1)
         return windows.view(-1, self.groups, *windows.shape[1:])
+
+    def inside(self, sizes: torch.Size) -> Tensor:
+        return _windows(pad(torch.ones(1, 1, *sizes), self.module), self.module, 2).reshape(-1, self.offsets).bool()
 
 
 def padding_widths(module: _Conv) -> list[int]:

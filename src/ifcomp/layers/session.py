@@ -19,13 +19,17 @@ from ifcomp.layers.examine import examine
 from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.registry import Selection
+from ifcomp.layers.room import keep_freed_memory
 from ifcomp.layers.tape import Tape, autocast_dtype
 from ifcomp.memory import NO_LIMIT, Budget, most
 
 LabelUse = Literal["needed", "optional", "unused"]
 
 #: What one piece of a batch may hold without a limit, in bytes.
-PIECE_BYTES = 640 * 2**20
+PIECE_BYTES = 1280 * 2**20
+
+#: What is kept of it for the next call, in bytes.
+_KEPT_BYTES = 512 * 2**20
 
 #: More examples in a piece gain nothing.
 _MOST_EXAMPLES = 128
@@ -90,6 +94,7 @@ class Session:
             likely: Layouts that an earlier session found.
             known: Names of the blocks that factors exist for already; empty for a new fit.
         """
+        keep_freed_memory()
         self.model = model
         self.device = next(model.parameters()).device
         self.dtype = working_dtype(model)
@@ -164,7 +169,11 @@ class Session:
             finally:
                 for parameter in idle:
                     parameter.requires_grad_(True)
-                self._tape.room.clear()
+                self._tape.room.clear(beyond=_KEPT_BYTES)
+
+    def release(self) -> None:
+        """Give back the memory that is kept for the next call."""
+        self._tape.room.clear()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -201,6 +210,8 @@ class Session:
         Yields:
             A piece on the model's device, and how many cotangents to work on at once.
         """
+        if budget.limit is not None:
+            self.release()  # what was kept had other limits
         for batch in batches:
             check_inputs(batch)
             unlike_labels = batch.labels is None or (labels == "unused" and batch.labels.is_floating_point())
@@ -225,7 +236,8 @@ class Session:
         if self.stacks_cotangents and not together:
             room = budget.room(sensible)
             wanted = most(lambda count: needs(examples, count) <= room, wanted, cotangents)
-        return budget.plan(needs, examples, wanted, sensible, together)
+        examples, wanted = budget.plan(needs, examples, wanted, sensible, together)
+        return -(-batch.size // -(-batch.size // examples)), wanted  # pieces of equal size
 
     def footprint(self, batch: Batch) -> Footprint:
         """What an example of this batch's shape leaves behind; inside `attached`."""
