@@ -14,6 +14,7 @@ from comparison import assert_close
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
+from ifcomp.layers import session
 from ifcomp.layers.tape import Tape
 from ifcomp.memory import as_bytes, as_text
 from tracking import Alive
@@ -175,6 +176,42 @@ def test_one_recording_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ifc.parametric_complexity(data[0], probes=2)
     assert most == [1]
     assert alive == [0]
+
+
+def test_pieces_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, sizes = Tape.record, []
+
+    def noted(self: Tape, batch: Any) -> Any:
+        sizes.append(batch.size)
+        return record(self, batch)
+
+    ifc, data = IFComp(conv_net()), images(1, 10)
+    ifc.fit(data)
+    monkeypatch.setattr(session, "_MOST_EXAMPLES", 7)
+    monkeypatch.setattr(session, "_SMALL_GRAPH", 0)
+    monkeypatch.setattr(Tape, "record", noted)
+    ifc.influence(data[0])
+    assert sizes == [5, 5]
+
+
+def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> int:
+        assert ifc._session is not None
+        return sum(place.nbytes for place in ifc._session._tape.room._places.values())
+
+    ifc, data = IFComp(conv_net()), images(1)
+    ifc.fit(data)
+    assert kept() == 0
+    ifc.influence(data[0])
+    much = kept()
+    assert much > 8 * 10 * (16 * 256) * 4  # output gradients of the second convolution
+    ifc.score(data, max_memory="3MB")
+    assert 0 < kept() < min(much, 3_000_000)
+    ifc.influence(data[0])
+    assert kept() == much
+    monkeypatch.setattr(session, "_KEPT_BYTES", much - 1)
+    ifc.influence(data[0])
+    assert kept() == 0
 
 
 def test_a_thousand_classes_are_scored_without_their_gradients() -> None:
