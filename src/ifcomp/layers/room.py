@@ -1,4 +1,4 @@
-"""Memory for large intermediate results that is used again, piece after piece, layer after layer and call after call."""
+"""Memory for large intermediate results that is used again, layer after layer, piece after piece, call after call."""
 
 from __future__ import annotations
 
