@@ -133,7 +133,7 @@ def _pair_groups(inside: Tensor, block: KroneckerBlock) -> list[_PairGroup]:
 
 
 def _pair_sums(inputs: Tensor, weights: Tensor, group: _PairGroup) -> Tensor:
-    """``sum_j W_ij a_tj a_t'j`` of some pairs of inputs [G, B, T, J], as [G, B, pairs, O]: one product for all examples."""
+    """``sum_j W_ij a_tj a_t'j`` of some pairs of inputs [G, B, T, J], as [G, B, pairs, O]: one product for all."""
     sums = weights.new_zeros(len(inputs), inputs.shape[1] * len(group.left), weights.shape[1])
     for run in group.columns:
         own = inputs[..., run]
