@@ -212,6 +212,12 @@ def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.Monke
     monkeypatch.setattr(session, "_KEPT_BYTES", much - 1)
     ifc.influence(data[0])
     assert kept() == 0
+    monkeypatch.undo()
+    ifc.influence(data[0])
+    old = ifc._session
+    assert old is not None
+    ifc.fit(data)
+    assert not old._tape.room._places
 
 
 def test_a_thousand_classes_are_scored_without_their_gradients() -> None:

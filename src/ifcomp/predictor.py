@@ -572,6 +572,9 @@ def fit_together(
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        for predictor in predictors:
+            if predictor._session is not None:
+                predictor._session.release()  # what its calls have kept
         session = Session(lead.model, lead._selection, first)
         check_pieces(session, first, settings, limit)
         work = UNSAVED

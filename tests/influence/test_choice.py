@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from blocks import footprint, kronecker, other, table
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, Relative
 from ifcomp.errors import SettingError
-from ifcomp.influence import choice
+from ifcomp.influence import choice, kernels
 from ifcomp.influence.norms import choose_way
 from ifcomp.influence.probes import _directions, check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights, invert
@@ -65,7 +65,7 @@ def held(monkeypatch: pytest.MonkeyPatch, at_once: int, conditions: dict[str, fl
     """Bytes for four examples and ten cotangents, of which some are worked on at once, beyond those of a slab."""
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(choice, "slab_bytes", lambda *given: asked.append(given) or 7)
-    monkeypatch.setattr(choice, "_PAIR_ENTRIES", entries)
+    monkeypatch.setattr(kernels, "_PAIR_ENTRIES", entries)
     weights = {name: Weights(torch.ones(1), 1.0, condition) for name, condition in conditions.items()}
     there, own = footprint(positions={"wide": 2, "tall": 1, "table": 3}), session()
     found = choice.form_bytes(own, weights, 10, there, 4, at_once)
@@ -74,17 +74,17 @@ def held(monkeypatch: pytest.MonkeyPatch, at_once: int, conditions: dict[str, fl
 
 
 def test_what_scoring_holds_for_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide: V has 4 x 2 x 3 x 2^2 = 96 numbers, from 4 x 2 x 3 x 50 = 1200 products, which are there twice. Tall: 32,
-    from 16 products.
+    """Wide: V has 4 x 2 x 3 x 2^2 = 96 numbers, from sums of 4 x 2 x 3 x 3 = 72 pairs and outputs over 4 x 2 x 3 x 50
+    = 1200 products, which are there twice. Tall: 32, from 32 sums over 16 products.
     """
-    assert held(monkeypatch, 3, CONDITIONS) == 4 * (96 + 32 + 2400)
-    assert held(monkeypatch, 10, CONDITIONS) == 4 * (96 + 2400)  # nothing is kept when all are worked on at once
-    assert held(monkeypatch, 3, CONDITIONS, entries=500) == 4 * (96 + 32 + 1000)
-    assert held(monkeypatch, 3, CONDITIONS, entries=100) == 4 * (96 + 32 + 600)  # one example at least
+    assert held(monkeypatch, 3, CONDITIONS) == 4 * (96 + 32 + 2400 + 72)
+    assert held(monkeypatch, 10, CONDITIONS) == 4 * (96 + 2400 + 72)  # nothing is kept when all are worked on at once
+    assert held(monkeypatch, 3, CONDITIONS, entries=700) == 4 * (96 + 32 + 1200 + 36)
+    assert held(monkeypatch, 3, CONDITIONS, entries=100) == 4 * (96 + 32 + 600 + 18)  # one example at least
     assert held(monkeypatch, 9, CONDITIONS, entries=100) == 4 * (96 + 32 + 2 * 4 * 9 * 6 * 2)  # rearranged rows
-    # without the wide one: products, and 2 x 8 outputs for 4 inputs, so five times as much; or rearranged rows
-    assert held(monkeypatch, 2, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 16 * 2 * 5)
-    assert held(monkeypatch, 4, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 2 * 4 * 4 * 8)
+    # without the wide one: products twice and sums are as much as sums before and after they are put together
+    assert held(monkeypatch, 1, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 64)
+    assert held(monkeypatch, 2, {**CONDITIONS, "wide": 1e9}) == 4 * (32 + 2 * 4 * 2 * 8)
 
 
 # Inverse curvature --------------------------------------------------------------------------------------------------

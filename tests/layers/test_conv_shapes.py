@@ -1,6 +1,7 @@
 """Convolutions of drawn shapes: patches, second moments and influence equal the dense oracles."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from cases import Case, normal, seeded, weight
 from comparison import assert_same, dense, dense_moments, fitted, oracle_blocks, oracle_influence
+from ifcomp import IFComp
 from ifcomp.curvature.factors import Basis
 from ifcomp.influence.kernels import pair_matrix
 from ifcomp.layers.block import KroneckerBlock
@@ -161,6 +163,17 @@ def test_influence_equals_the_oracle(shape: Shape, sua: bool, beta: float) -> No
         assert_same(moments, expected, floor=1e-20)
     inputs = shape.inputs(3)
     assert_same(ifc.influence(inputs), oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3), floor=0.0)
+
+
+def test_positions_that_see_nothing_but_padding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2, padding=1, bias=False), nn.Flatten(), nn.Linear(3, 3))
+    inputs = torch.randn(4, 2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ifc = IFComp(model, sua=True).fit([inputs])
+        alone = IFComp(model, layers=["2"]).fit([inputs])
+    torch.testing.assert_close(ifc.influence(inputs), alone.influence(inputs))
 
 
 def test_every_offset_of_a_kernel_is_read() -> None:

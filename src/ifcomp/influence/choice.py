@@ -7,7 +7,7 @@ from typing import Literal
 
 from ifcomp.curvature.holdings import block_bytes, factor_bytes, slab_bytes
 from ifcomp.curvature.rotation import SLAB_ENTRIES
-from ifcomp.influence.kernels import _PAIR_ENTRIES
+from ifcomp.influence.kernels import pair_step
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.session import Footprint, Session
@@ -84,11 +84,12 @@ def form_bytes(
         if not isinstance(block, KroneckerBlock) or not positions:
             continue
         if choose_kernel(block, positions, total_cotangents, weights[block.name].condition) == "pairs":
+            step, square = pair_step(block, positions, examples), block.groups * positions**2
             pairs = block.groups * positions * (positions + 1) // 2
-            products = min(examples * pairs * block.columns, max(_PAIR_ENTRIES, pairs * block.columns))
-            matrices.append(examples * block.groups * block.rows * positions**2)
+            sums, every = step * pairs * block.rows, step * square * block.rows
+            matrices.append(examples * square * block.rows)
             by_output = 2 * examples * cotangents * block.groups * block.rows * positions
-            passing.append(max(products * 2 * (1 + 2 * block.rows // block.columns), by_output))
+            passing.append(max(2 * step * pairs * block.columns + sums, 2 * sums, sums + every, by_output))
     kept = sum(matrices) if total_cotangents > cotangents else max(matrices)
     return slab_bytes(session, footprint, examples, cotangents) + (kept + max(passing)) * session.item_bytes
 

@@ -71,6 +71,12 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
     return products
 
 
+def pair_step(block: KroneckerBlock, positions: int, examples: int) -> int:
+    """Of how many examples *pairs* holds the products of inputs at once."""
+    products = block.groups * (positions * (positions + 1) // 2) * block.columns
+    return max(1, min(examples, _PAIR_ENTRIES // products))
+
+
 def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor) -> Tensor:
     """V for every example, output and pair of positions, [B, G, O, T, T]; symmetric, so half of it is computed.
 
@@ -82,14 +88,14 @@ def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weigh
     order = torch.cat([torch.stack([group.left, group.right]) for group in groups], 1)
     pair_of = order.new_empty(positions, positions)
     pair_of[order[0], order[1]] = pair_of[order[1], order[0]] = torch.arange(order.shape[1], device=order.device)
-    entries = block.groups * sum(group.entries for group in groups)
-    step = max(1, min(recording.batch, _PAIR_ENTRIES // entries))
+    step = pair_step(block, positions, recording.batch)
     matrix = weights.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
         some = rotated_columns(recording, block, basis, slice(first, first + step)).transpose(0, 1)  # [G, B', T, J]
         found = torch.cat([_pair_sums(some, weights, group) for group in groups], 2)  # [G, B', pairs, O]
         every = found.index_select(2, pair_of.flatten())  # [G, B', T^2, O]
         matrix[first : first + step] = every.permute(1, 0, 3, 2)
+        del some, found, every  # before the next are made
     return matrix.view(*matrix.shape[:3], positions, positions)
 
 
@@ -107,11 +113,6 @@ class _PairGroup:
     right: Tensor
     columns: list[slice]
 
-    @property
-    def entries(self) -> int:
-        """Products of inputs."""
-        return len(self.left) * sum(len(range(run.stop)[run]) for run in self.columns)
-
 
 def _pair_groups(inside: Tensor, block: KroneckerBlock) -> list[_PairGroup]:
     """All pairs of positions, by what they see together.
@@ -121,7 +122,9 @@ def _pair_groups(inside: Tensor, block: KroneckerBlock) -> list[_PairGroup]:
         block: The block.
     """
     left, right = torch.triu_indices(len(inside), len(inside), device=inside.device)
-    patterns, which = (inside[left] & inside[right]).unique(dim=0, return_inverse=True)
+    kinds, kind = inside.unique(dim=0, return_inverse=True)  # far fewer than positions
+    patterns, which = (kinds[:, None] & kinds).flatten(0, 1).unique(dim=0, return_inverse=True)
+    which = which[kind[left] * len(kinds) + kind[right]]
     groups = []
     for index, pattern in enumerate(patterns.tolist()):
         edges = [offset for offset, (a, b) in enumerate(itertools.pairwise([False, *pattern, False])) if a != b]

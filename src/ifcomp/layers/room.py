@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 _LARGEST_LEARNT = 32 * 2**20 - 2**13
 
 
+@cache
 def keep_freed_memory() -> None:
     """Make the C library keep what a backward frees for the next, rather than ask the system for it again.
 

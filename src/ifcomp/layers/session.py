@@ -236,8 +236,7 @@ class Session:
         if self.stacks_cotangents and not together:
             room = budget.room(sensible)
             wanted = most(lambda count: needs(examples, count) <= room, wanted, cotangents)
-        examples, wanted = budget.plan(needs, examples, wanted, sensible, together)
-        return -(-batch.size // -(-batch.size // examples)), wanted  # pieces of equal size
+        return budget.plan(needs, examples, wanted, sensible, together)
 
     def footprint(self, batch: Batch) -> Footprint:
         """What an example of this batch's shape leaves behind; inside `attached`."""
