@@ -1,6 +1,9 @@
 """Memory: what is allowed is kept to, changes no result, and is asked for before work begins."""
 
+import platform
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +17,7 @@ from comparison import assert_close
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
-from ifcomp.layers import session
+from ifcomp.layers import room, session
 from ifcomp.layers.tape import Tape
 from ifcomp.memory import as_bytes, as_text
 from tracking import Alive
@@ -218,6 +221,43 @@ def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.Monke
     assert old is not None
     ifc.fit(data)
     assert not old._tape.room._places
+
+
+_TOUCHED_AGAIN = """
+import resource
+import torch
+from ifcomp.layers.room import keep_freed_memory
+
+def work():
+    blocks = [torch.ones(2**18) for _ in range(100)]
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+{call}
+work()
+before = faults()
+work()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what other C libraries keep is not known")
+def test_freed_memory_is_used_again() -> None:
+    def pages(call: str) -> int:
+        code = [sys.executable, "-c", _TOUCHED_AGAIN.format(call=call)]
+        return int(subprocess.run(code, capture_output=True, text=True, check=True).stdout)
+
+    assert pages("keep_freed_memory()") < 1000 < 20_000 < pages("")  # 100 blocks of 256 pages
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError])
+def test_other_systems_are_left_alone(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(room.ctypes, "CDLL", missing)
+    room.keep_freed_memory.__wrapped__()
 
 
 def test_a_thousand_classes_are_scored_without_their_gradients() -> None:

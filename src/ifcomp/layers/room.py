@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from contextlib import suppress
 from functools import cache
 
 import torch
 from torch import Tensor
 
-#: Just below the largest block that glibc learns from.
-_LARGEST_LEARNT = 32 * 2**20 - 2**13
+#: Parameters of glibc's ``mallopt``: how much free memory it keeps, and from what size on memory is the system's.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+#: What it is to keep, in bytes, and the largest size that it takes.
+_FREE_BYTES, _OWN_BYTES = 256 * 2**20, 32 * 2**20
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Make the C library keep what a backward frees for the next, rather than ask the system for it again.
+    """Make the C library of Linux keep what one piece frees for the next, rather than ask the system for it again.
 
-    That of Linux returns all free memory above twice the largest block, up to 32 MB, that it has ever seen freed. Where
-    activations are the largest blocks this is after nearly every operation, and page by page new memory then takes as
-    long as the half of a backward. Here it sees one of 32 MB. Elsewhere this does nothing.
+    By itself it returns all free memory above twice the largest block that it has seen freed. Where activations are the
+    largest blocks this is after nearly every operation, and memory that is new again, page by page, takes as long as
+    half of a backward. Elsewhere this does nothing.
     """
-    bytes(_LARGEST_LEARNT)  # never written to, so it is no memory yet
+    with suppress(AttributeError, OSError, TypeError):  # no such function, or no such library
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _OWN_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _FREE_BYTES)
 
 
 class Room:
