@@ -38,7 +38,7 @@ class Settings:
 
 
 PRESETS = {
-    name: Settings(found, (1.0,) if name in ("digits", "cifar10") else (1.25, 1.0, 0.66, 0.1))
+    name: Settings(found, (1.0,) if name == "digits" or name.startswith("cifar10") else (1.25, 1.0, 0.66, 0.1))
     for name, found in calibration.PRESETS.items()
 }
 

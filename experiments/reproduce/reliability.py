@@ -22,7 +22,7 @@ PRESETS = {
     name: replace(found, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
     for name, found in calibration.PRESETS.items()
 }
-PRESETS["cifar10"] = replace(PRESETS["cifar10"], images=120)
+PRESETS |= {name: replace(PRESETS[name], images=120) for name in ("cifar10", "cifar10-resnet56")}
 
 
 def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Results = Mapping[str, Any]
 Step = Callable[[Results], Any]
 
 #: Presets in the order of their cost.
-PRESET_NAMES = ("digits", "mnist", "cifar10", "paper")
+PRESET_NAMES = ("digits", "mnist", "cifar10", "cifar10-resnet56", "paper")
 
 
 @dataclass(frozen=True)

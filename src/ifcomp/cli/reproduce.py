@@ -26,7 +26,10 @@ def reproduce(
         ),
     ],
     preset: Annotated[
-        str, typer.Option(help="Its size: digits (seconds), mnist (minutes), cifar10 (hours), paper (days, GPUs).")
+        str,
+        typer.Option(
+            help="Its size: digits (seconds), mnist (minutes), cifar10 or cifar10-resnet56 (hours), paper (days, GPUs)."
+        ),
     ] = "digits",
     out: Annotated[
         str | None,
