@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases import Apply, Attention, Positions, mean, seeded
 from ifcomp import IFComp, Relative
+from ifcomp.batches import as_batch, check_inputs
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
@@ -478,6 +479,18 @@ def test_inputs_that_are_not_finite_are_located(run: Callable[[Any], object], ba
     with pytest.raises(NonFiniteError) as caught:
         run(spoiled(value, 7))
     says(caught, batch, "example 7", "NaN or infinite", "input")
+
+
+def test_infinities_that_cancel_are_found() -> None:
+    x = spoiled(INF, 7)
+    x[8, 1] = -INF
+    with pytest.raises(NonFiniteError, match="example 7"):
+        check_inputs(as_batch(x))
+
+
+def test_inputs_whose_sum_overflows_are_finite() -> None:
+    check_inputs(as_batch(torch.full((4, 4), 3e38)))
+    check_inputs(as_batch(torch.full((4, 4), 6e4, dtype=torch.float16)))
 
 
 @pytest.mark.parametrize(("run", "batch"), ids(INPUT_RUNS[1:4]))

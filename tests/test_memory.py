@@ -19,7 +19,7 @@ from ifcomp.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
 from ifcomp.layers import room, session
 from ifcomp.layers.tape import Tape
-from ifcomp.memory import as_bytes, as_text
+from ifcomp.memory import as_bytes, as_text, even_size
 from tracking import Alive
 
 
@@ -331,3 +331,10 @@ def test_flags_come_back_after_an_error() -> None:
         failing()
     assert flags == [False] * (len(flags) - 2) + [True] * 2
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("total", "largest", "expected"), [(10, 4, 4), (9, 4, 3), (8, 8, 8), (64, 53, 32), (7, 0, 1), (5, 99, 5), (0, 3, 0)]
+)
+def test_parts_are_few_and_even(total: int, largest: int, expected: int) -> None:
+    assert even_size(total, largest) == expected

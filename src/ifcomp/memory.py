@@ -125,3 +125,9 @@ def most(fits: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def even_size(total: int, largest: int) -> int:
+    """The size of as few and as equal parts of a total as can be, with none larger than ``largest`` (or 1)."""
+    parts = -(-total // max(1, largest))
+    return -(-total // max(1, parts))

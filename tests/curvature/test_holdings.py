@@ -185,8 +185,11 @@ def test_the_largest_layers_are_described_largest_first() -> None:
         ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11)),  # 9 positions are no more than 3 x 3 rows
         ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10)),
         ((2, 3, 5), 5, 1, RotationPlan(False, True, 3, 1, 3, 18)),  # 5 positions are no more than 5 columns
-        ((1, 7, 10), 30, 2, RotationPlan(False, True, 1, 2, 4, 3)),  # 5 of 7 rows fit, so two slabs of 4; then rotated
+        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11)),  # 5 of 7 rows fit, so two slabs of 4
+        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 7, 3)),  # fewer columns than positions: rows stay together
+        ((1, 7, 15), 30, 2, RotationPlan(False, True, 1, 2, 3, 2)),  # ... unless 7 x 15 are more than 100
         ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33)),  # not even one row of 30 cotangents fits
+        ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33)),  # 10 of 22 fit, so three slabs of 8
         ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1)),  # one at least of everything
         ((1, 2, 2), 20, 1, RotationPlan(False, False, 25, 1, 2, 25)),  # 25 examples of 4 gradients, of 40 inputs
         ((1, 2, 2), 50, 1, RotationPlan(False, False, 10, 1, 2, 10)),  # the inputs of ten examples are 1000

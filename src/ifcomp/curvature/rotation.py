@@ -18,6 +18,7 @@ from torch import Tensor
 from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
+from ifcomp.memory import even_size
 
 #: Entries of one slab of gradients: few enough to stay in a core's cache while they are squared and summed, and enough
 #: for large matrix products.
@@ -76,18 +77,20 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     """Choose by counting multiplications.
 
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
-    it has a few of their rows: the curvature of these rows is then read once for all cotangents. One row at least.
+    it has a few of their rows: the curvature of these rows is then read once for all cotangents. One row at least. But
+    it has all rows of a few cotangents where gradients are smaller than what they are made from, which would have to be
+    copied for some rows alone.
     """
     outputs, columns = block.rows, block.groups * block.columns
-    rows = min(outputs, max(1, SLAB_ENTRIES // (columns * cotangents)))
-    rows = -(-outputs // -(-outputs // rows))  # slabs of equal size
+    whole = positions > block.columns and outputs * columns <= SLAB_ENTRIES
+    rows = outputs if whole else even_size(outputs, SLAB_ENTRIES // (columns * cotangents))
     examples = max(1, min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions)))
     slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
         outputs_first=rows < outputs or positions <= block.columns or outputs <= _COPIED_CHANNELS,
         examples=examples,
-        cotangents=min(cotangents, max(1, SLAB_ENTRIES // (columns * rows))),
+        cotangents=even_size(cotangents, SLAB_ENTRIES // (columns * rows)),
         rows=rows,
         unfolded=slabs * examples,
     )

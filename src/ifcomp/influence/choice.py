@@ -86,10 +86,10 @@ def form_bytes(
         if choose_kernel(block, positions, total_cotangents, weights[block.name].condition) == "pairs":
             step, square = pair_step(block, positions, examples), block.groups * positions**2
             pairs = block.groups * positions * (positions + 1) // 2
-            sums, every = step * pairs * block.rows, step * square * block.rows
+            sums = step * pairs * block.rows
             matrices.append(examples * square * block.rows)
             by_output = 2 * examples * cotangents * block.groups * block.rows * positions
-            passing.append(max(2 * step * pairs * block.columns + sums, 2 * sums, sums + every, by_output))
+            passing.append(max(2 * step * pairs * block.columns + sums, 2 * sums, by_output))
     kept = sum(matrices) if total_cotangents > cotangents else max(matrices)
     return slab_bytes(session, footprint, examples, cotangents) + (kept + max(passing)) * session.item_bytes
 

@@ -93,9 +93,10 @@ def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weigh
     for first in range(0, recording.batch, step):
         some = rotated_columns(recording, block, basis, slice(first, first + step)).transpose(0, 1)  # [G, B', T, J]
         found = torch.cat([_pair_sums(some, weights, group) for group in groups], 2)  # [G, B', pairs, O]
-        every = found.index_select(2, pair_of.flatten())  # [G, B', T^2, O]
-        matrix[first : first + step] = every.permute(1, 0, 3, 2)
-        del some, found, every  # before the next are made
+        by_output = found.permute(1, 0, 3, 2).contiguous()
+        out = matrix[first : first + step]
+        torch.gather(by_output, 3, pair_of.flatten().expand(out.shape), out=out)
+        del some, found, by_output  # before the next are made
     return matrix.view(*matrix.shape[:3], positions, positions)
 
 
@@ -148,7 +149,7 @@ def _pair_sums(inputs: Tensor, weights: Tensor, group: _PairGroup) -> Tensor:
 def pair_forms(pairs: Tensor, rows: Tensor) -> Tensor:
     """The same as `direct_forms`, from `pair_matrix` and rotated output gradients [B, G, C, O, T]."""
     by_output = rows.transpose(2, 3)
-    return ((by_output @ pairs) * by_output).sum((1, 2, 4))
+    return (by_output @ pairs).mul_(by_output).sum((1, 2, 4))
 
 
 def pair_products(pairs: Tensor, rows: Tensor) -> Tensor:
