@@ -84,20 +84,43 @@ def pair_matrix(recording: Recording, block: KroneckerBlock, basis: Basis, weigh
     all products of a 3 x 3 kernel on 4 x 4 positions. These are left out.
     """
     positions = recording.positions(block)
-    groups = _pair_groups(recording.inside(block), block)
-    order = torch.cat([torch.stack([group.left, group.right]) for group in groups], 1)
-    pair_of = order.new_empty(positions, positions)
-    pair_of[order[0], order[1]] = pair_of[order[1], order[0]] = torch.arange(order.shape[1], device=order.device)
+    sums = _PairSums(recording.inside(block), block) if positions > 1 else _sums_of_squares
     step = pair_step(block, positions, recording.batch)
     matrix = weights.new_empty(recording.batch, block.groups, block.rows, positions**2)
     for first in range(0, recording.batch, step):
-        some = rotated_columns(recording, block, basis, slice(first, first + step)).transpose(0, 1)  # [G, B', T, J]
-        found = torch.cat([_pair_sums(some, weights, group) for group in groups], 2)  # [G, B', pairs, O]
-        by_output = found.permute(1, 0, 3, 2).contiguous()
-        out = matrix[first : first + step]
-        torch.gather(by_output, 3, pair_of.flatten().expand(out.shape), out=out)
-        del some, found, by_output  # before the next are made
+        some = slice(first, first + step)
+        inputs = rotated_columns(recording, block, basis, some).transpose(0, 1)  # [G, B', T, J]
+        sums(inputs, weights, matrix[some])
+        del inputs  # before the next are made
     return matrix.view(*matrix.shape[:3], positions, positions)
+
+
+def _sums_of_squares(inputs: Tensor, weights: Tensor, out: Tensor) -> None:
+    """``sum_j W_ij a_j^2`` of inputs [G, B, 1, J], into [B, G, O, 1]."""
+    out.squeeze(-1).copy_((inputs.squeeze(2).square() @ weights.transpose(-1, -2)).transpose(0, 1))
+
+
+class _PairSums:
+    """``sum_j W_ij a_tj a_t'j`` for all pairs of positions, without what is zero."""
+
+    def __init__(self, inside: Tensor, block: KroneckerBlock) -> None:
+        """Find what pairs see together, and where their sums are.
+
+        Args:
+            inside: Whether a position sees its inputs at an offset, [T, offsets].
+            block: The block.
+        """
+        self._groups = _pair_groups(inside, block)
+        left = torch.cat([group.left for group in self._groups])
+        right = torch.cat([group.right for group in self._groups])
+        self._place = left.new_empty(len(inside), len(inside))
+        self._place[left, right] = self._place[right, left] = torch.arange(len(left), device=left.device)
+
+    def __call__(self, inputs: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Of inputs [G, B, T, J], into [B, G, O, T^2]."""
+        found = torch.cat([_pair_sums(inputs, weights, group) for group in self._groups], 2)  # [G, B, pairs, O]
+        by_output = found.permute(1, 0, 3, 2).contiguous()
+        torch.gather(by_output, 3, self._place.flatten().expand(out.shape), out=out)
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,8 @@ def _pair_sums(inputs: Tensor, weights: Tensor, group: _PairGroup) -> Tensor:
 
 def pair_forms(pairs: Tensor, rows: Tensor) -> Tensor:
     """The same as `direct_forms`, from `pair_matrix` and rotated output gradients [B, G, C, O, T]."""
+    if rows.shape[4] == 1:
+        return (rows.squeeze(4).square() @ pairs.squeeze(4)).sum(1).squeeze(2)
     by_output = rows.transpose(2, 3)
     return (by_output @ pairs).mul_(by_output).sum((1, 2, 4))
 
