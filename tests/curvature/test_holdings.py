@@ -19,12 +19,6 @@ BARE = other("", 6)
 ALL = (GROUPED, SHARED, TABLE, BARE)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_rotated_while_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small blocks show what holds for large ones."""
-    monkeypatch.setattr(rotation, "_COPIED_CHANNELS", 0)
-
-
 def test_shapes() -> None:
     assert holdings.factor_shapes(GROUPED) == ((2, 3, 5), (2, 5, 5), (2, 3, 3))
     assert holdings.factor_shapes(SHARED) == ((1, 4, 28), (1, 3, 3), (1, 4, 4))
@@ -201,12 +195,6 @@ def test_plans_by_hand(
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
     assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
-
-
-def test_output_gradients_of_few_channels_are_rotated_as_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "_COPIED_CHANNELS", 3)
-    assert plan_rotation(kronecker("x", 1, 3, 5), 10**4, 1).outputs_first
-    assert not plan_rotation(kronecker("x", 1, 4, 5), 10**4, 1).outputs_first
 
 
 def test_shared_offsets_are_rotated_first() -> None:

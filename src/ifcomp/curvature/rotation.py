@@ -28,9 +28,6 @@ SLAB_ENTRIES = 1 << 19
 #: the same memory to be used again and again.
 COLUMN_ENTRIES = 1 << 20
 
-#: Output gradients of up to so many channels are rotated while they are copied in the time of the copy alone.
-_COPIED_CHANNELS = 64
-
 #: Up to this many positions a basis is applied to all positions of all examples as one large matrix product.
 _FEW_POSITIONS = 32
 
@@ -88,7 +85,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> Rot
     slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
-        outputs_first=rows < outputs or positions <= block.columns or outputs <= _COPIED_CHANNELS,
+        outputs_first=rows < outputs or positions <= block.columns,
         examples=examples,
         cotangents=even_size(cotangents, SLAB_ENTRIES // (columns * rows)),
         rows=rows,
