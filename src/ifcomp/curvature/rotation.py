@@ -28,6 +28,9 @@ SLAB_ENTRIES = 1 << 19
 #: the same memory to be used again and again.
 COLUMN_ENTRIES = 1 << 20
 
+#: A product of so many multiplications is worth a call of its own, to have its result where it is wanted.
+_LARGE_PRODUCT = 1 << 20
+
 #: Up to this many positions a basis is applied to all positions of all examples as one large matrix product.
 _FEW_POSITIONS = 32
 
@@ -104,9 +107,12 @@ def apply_basis(basis: Tensor, values: Tensor, out: Tensor | None = None) -> Ten
     if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
         flat = values[:, 0].transpose(1, 2)
         rotated = (flat.reshape(-1, flat.shape[-1]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)
-    elif values.shape[1] == 1 and out is not None:
-        torch.bmm(basis.transpose(1, 2).expand(len(values), -1, -1), values[:, 0], out=out[:, 0])
-        return out
+    elif values.shape[1] == 1:
+        bases = basis.transpose(1, 2).expand(len(values), -1, -1)
+        if out is not None and basis[0].numel() * values.shape[3] >= _LARGE_PRODUCT:
+            torch.bmm(bases, values[:, 0], out=out[:, 0])
+            return out
+        rotated = torch.bmm(bases, values[:, 0]).unsqueeze(1)
     else:
         rotated = basis.transpose(-1, -2) @ values
     return rotated if out is None else out.copy_(rotated)
