@@ -195,28 +195,29 @@ def _slabs_of(
     inputs = (  # [B'', G, T, J]
         rotated_columns(recording, block, basis, some) if rotated else recording.columns(block, some).transpose(-1, -2)
     )
-    for own, kept, cotangents in product(
-        _slices(len(inputs), plan.examples), _slices(block.rows, plan.rows), _slices(rows.shape[2], plan.cotangents)
-    ):
+    kept_and_cotangents = list(product(_slices(block.rows, plan.rows), _slices(rows.shape[2], plan.cotangents)))
+    for own in _slices(len(inputs), plan.examples):  # Python is as slow as a small product: little is done within
         examples = slice(some.start + own.start, some.start + own.stop)
-        part = rows[examples, :, cotangents, kept]
-        shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], block.columns)
-        slab = room[: math.prod(shape)].view(shape)
-        formed = slab[:, :, : part.shape[2]]
-        torch.bmm(_matrices(part), inputs[own].flatten(0, 1), out=_matrices(formed))
-        if last is not None:
-            each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O'J]
-            coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
-            torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
-        if not plan.inputs_first:
-            assert basis.inputs is not None
-            slab = slab @ basis.inputs.unsqueeze(1)
-        if turned is not None:
-            outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
-            out = turned[: math.prod(shape)].view(shape)
-            torch.bmm(outputs.flatten(0, 2), slab.flatten(0, 2), out=out.flatten(0, 2))
-            slab = out
-        yield Slab(examples, cotangents, kept, slab)
+        given, columns = rows[examples], inputs[own].flatten(0, 1)
+        for kept, cotangents in kept_and_cotangents:
+            part = given[:, :, cotangents, kept]
+            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], block.columns)
+            slab = room[: math.prod(shape)].view(shape)
+            formed = slab if last is None else slab[:, :, :-1]
+            torch.bmm(_matrices(part), columns, out=_matrices(formed))
+            if last is not None:
+                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O'J]
+                coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
+                torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
+            if not plan.inputs_first:
+                assert basis.inputs is not None
+                slab = slab @ basis.inputs.unsqueeze(1)
+            if turned is not None:
+                outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
+                out = turned[: math.prod(shape)].view(shape)
+                torch.bmm(outputs.flatten(0, 2), slab.flatten(0, 2), out=out.flatten(0, 2))
+                slab = out
+            yield Slab(examples, cotangents, kept, slab)
 
 
 def _matrices(values: Tensor) -> Tensor:

@@ -43,10 +43,13 @@ def direct_forms(
     count = rows.shape[2] + (last is not None)
     forms = weights.new_zeros(recording.batch, count)
     plan = plan_rotation(block, rows.shape[4], count)
+    by_rows: dict[int, Tensor] = {}
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
+        if slab.rows.start not in by_rows:
+            by_rows[slab.rows.start] = weights[:, slab.rows].flatten(1)
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
-        found = _weighted_sums(squares, weights[:, slab.rows].flatten(1))
-        forms[slab.examples, slice(count) if last is not None else slab.cotangents] += found
+        found = _weighted_sums(squares, by_rows[slab.rows.start])
+        (forms[slab.examples] if last is not None else forms[slab.examples, slab.cotangents]).add_(found)
         del slab, squares  # before the next is made
     return forms
 
