@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from blocks import Recorded, kronecker
+from ifcomp.curvature import rotation
 from ifcomp.curvature.factors import (
     Basis,
     BlockFactors,
@@ -292,6 +293,19 @@ def test_a_basis_is_applied_at_every_position(groups: int, positions: int) -> No
     assert_close(apply_basis(basis, values), expected)
     strided = values.transpose(0, 3).contiguous().transpose(0, 3)
     assert_close(apply_basis(basis, strided), expected)
+
+
+@pytest.mark.parametrize("large", [4 * 33, 4 * 33 + 1])
+@pytest.mark.parametrize(("groups", "positions"), [(1, 32), (1, 33), (2, 3)])
+def test_a_basis_is_applied_into_a_place(
+    groups: int, positions: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotation, "_LARGE_PRODUCT", large)
+    basis, values = torch.stack([TURN, TURN.T][:groups]), torch.randn(5, groups, 2, positions, dtype=torch.float64)
+    place = torch.full((5, groups, 3, 2, positions), torch.nan, dtype=torch.float64)
+    assert apply_basis(basis, values, place[:, :, 1]).data_ptr() == place[:, :, 1].data_ptr()
+    assert_close(place[:, :, 1], torch.einsum("gca,bgct->bgat", basis, values))
+    assert place[:, :, ::2].isnan().all()
 
 
 def test_equal_indices_are_summed_at_the_first() -> None:

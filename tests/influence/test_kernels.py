@@ -36,13 +36,25 @@ PRODUCTS = torch.einsum("bgcoj,goj,bgdoj->bcd", GRADIENTS, WEIGHTS, GRADIENTS)
 FORMS = PRODUCTS.diagonal(dim1=1, dim2=2)
 
 
-@pytest.mark.parametrize("slab", [3, 7, 13, 50, 1 << 19])
+@pytest.mark.parametrize("slab", [3, 7, 13, 20, 35, 50, 1 << 19])
 def test_direct(slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of part of a row up to all: 3 x 8 x 2 numbers are the gradients of one example."""
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
     rows = TURNED if plan_rotation(BLOCK, T, C).outputs_first else ROWS
     assert_close(kernels.direct_forms(RECORDED, BLOCK, BASIS, WEIGHTS, rows), FORMS)
+    rows = TURNED if plan_rotation(BLOCK, T, C, together=True).outputs_first else ROWS
     assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
+
+
+def test_one_position() -> None:
+    """Two groups, and no pairs but that of a position with itself."""
+    recorded, rows, inputs = Recorded(RECORDED.inputs[..., :1]), TURNED[..., :1], INPUTS[..., 0]
+    pairs = kernels.pair_matrix(recorded, BLOCK, BASIS, WEIGHTS)
+    assert_close(pairs[..., 0, 0], torch.einsum("goj,bgj,bgj->bgo", WEIGHTS, inputs, inputs))
+    gradients = torch.einsum("bgco,bgj->bgcoj", rows[..., 0], inputs)
+    products = torch.einsum("bgcoj,goj,bgdoj->bcd", gradients, WEIGHTS, gradients)
+    assert_close(kernels.pair_forms(pairs, rows), products.diagonal(dim1=1, dim2=2))
+    assert_close(kernels.pair_products(pairs, rows), products)
 
 
 @pytest.mark.parametrize(("entries", "pieces"), [(1, [1] * 5), (20, [1] * 5), (50, [2, 2, 1]), (1 << 22, [5])])

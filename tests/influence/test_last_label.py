@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
+from ifcomp.curvature import rotation
 from ifcomp.influence import forms
 from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import RecordedBlock
@@ -22,9 +23,10 @@ def grouped() -> tuple[IFComp, Tensor]:
     return IFComp(model, fisher="exact", damping=Relative(0.1)).fit([x]), x
 
 
+@pytest.mark.parametrize("slab", [100, 1 << 19])
 @pytest.mark.parametrize("positions", [1, 10**9])
 def test_the_last_label_is_a_sum_of_gradients_or_of_output_gradients(
-    positions: int, monkeypatch: pytest.MonkeyPatch
+    positions: int, slab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ifc, x = grouped()
     kernel = ifc.logit_kernel(x)
@@ -32,6 +34,7 @@ def test_the_last_label_is_a_sum_of_gradients_or_of_output_gradients(
     residuals = probability.unsqueeze(1) - torch.eye(5, dtype=torch.float64)  # [B, K, K]
     expected = torch.einsum("byk,bkl,byl->by", residuals, kernel, residuals)
     monkeypatch.setattr(forms, "_MANY_POSITIONS", positions)
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)  # one that has the gradients of some labels, or of all
     torch.testing.assert_close(ifc.influence(x), expected, rtol=1e-9, atol=0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import plan_rotation
+from ifcomp.curvature.rotation import SLAB_ENTRIES, plan_rotation
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -112,11 +112,15 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     windows = columns if block.shared_offsets else 0
     if positions == 1:
         return 0, 0, windows, 2 * columns - windows
-    slab = min(plan.examples, examples) * plan.cotangents * block.groups * plan.rows * block.columns
+    there = min(plan.examples, examples)
+    slab = min(
+        there * cotangents * block.groups * block.rows * block.columns, max(SLAB_ENTRIES, block.groups * block.columns)
+    )
     turned = 0 if plan.outputs_first else slab
+    bases = there * plan.cotangents * block.groups * block.rows**2 if turned and block.groups > 1 else 0
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
-        return slab, turned, windows, 0
-    return slab, turned, 0, columns + max(columns, 0 if plan.inputs_first else slab)
+        return slab, turned, windows, bases
+    return slab, turned, 0, columns + max(columns, 0 if plan.inputs_first else slab, bases)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

@@ -73,16 +73,22 @@ class Slab:
     gradients: Tensor
 
 
-def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int) -> RotationPlan:
+def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, together: bool = False) -> RotationPlan:
     """Choose by counting multiplications.
 
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
     it has a few of their rows: the curvature of these rows is then read once for all cotangents. One row at least. But
     it has all rows of a few cotangents where gradients are smaller than what they are made from, which would have to be
     copied for some rows alone.
+
+    Args:
+        block: The block.
+        positions: T.
+        cotangents: C.
+        together: Whether the gradients of all cotangents are needed at once, so that a few rows it must be.
     """
     outputs, columns = block.rows, block.groups * block.columns
-    whole = positions > block.columns and outputs * columns <= SLAB_ENTRIES
+    whole = not together and positions > block.columns and outputs * columns <= SLAB_ENTRIES
     rows = outputs if whole else even_size(outputs, SLAB_ENTRIES // (columns * cotangents))
     examples = max(1, min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions)))
     slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))

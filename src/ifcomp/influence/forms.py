@@ -92,7 +92,7 @@ class FormEvaluator:
     def _products(self, cotangents: Tensor) -> Tensor:
         size = len(cotangents)
         total = self._zeros(self._batch.size, size, size)
-        whitened = self._gather(cotangents, size)
+        whitened = self._gather(cotangents, size, together=True)
         for block in self._used_kronecker():
             weights, basis, rows = self._weights[block.name], self._basis(block), self._rows(block, size)
             if self._choice(block, size) == "pairs":
@@ -123,14 +123,16 @@ class FormEvaluator:
             total += vectors.square_().sum(2).double() * self._weights[name].scale
         return total
 
-    def _gather(self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None) -> dict[str, Tensor]:
+    def _gather(
+        self, cotangents: Tensor, total_cotangents: int, last: Tensor | None = None, together: bool = False
+    ) -> dict[str, Tensor]:
         """Run all backwards: output gradients of Kronecker blocks go into `_rows`; those of all other blocks come back
-        whitened, [B, C, P].
+        whitened, [B, C, P]. ``together`` is what `plan_rotation` is told.
         """
         blocks, count = self._used_kronecker(), len(cotangents) + (last is not None)
         rows = {block.name: self._rows(block, count) for block in blocks}
         bases = {
-            block.name: self._basis(block).outputs if self._rotates(block, count, total_cotangents) else None
+            block.name: self._basis(block).outputs if self._rotates(block, count, total_cotangents, together) else None
             for block in blocks
         }
         found: dict[str, list[Tensor]] = defaultdict(list)
@@ -166,11 +168,11 @@ class FormEvaluator:
             return False
         return plan_rotation(block, positions, cotangents).cotangents == cotangents
 
-    def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int) -> bool:
+    def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int, together: bool) -> bool:
         """Whether the block's kernel wants output gradients in the eigenbasis."""
         if self._choice(block, total_cotangents) == "pairs":
             return True
-        return plan_rotation(block, self._recording.positions(block), cotangents).outputs_first
+        return plan_rotation(block, self._recording.positions(block), cotangents, together=together).outputs_first
 
     def _rows(self, block: KroneckerBlock, cotangents: int) -> Tensor:
         return self._session.stacked_rows(block, self._recording, cotangents)

@@ -43,12 +43,9 @@ def direct_forms(
     count = rows.shape[2] + (last is not None)
     forms = weights.new_zeros(recording.batch, count)
     plan = plan_rotation(block, rows.shape[4], count)
-    by_rows: dict[int, Tensor] = {}
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
-        if slab.rows.start not in by_rows:
-            by_rows[slab.rows.start] = weights[:, slab.rows].flatten(1)
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
-        found = _weighted_sums(squares, by_rows[slab.rows.start])
+        found = _weighted_sums(squares, weights[:, slab.rows].flatten(1))
         (forms[slab.examples] if last is not None else forms[slab.examples, slab.cotangents]).add_(found)
         del slab, squares  # before the next is made
     return forms
@@ -65,7 +62,7 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
     """``sum_ij G_ij W_ij H_ij`` for every example and pair of cotangents, [B, C, C]; arguments as `direct_forms`."""
     products = weights.new_zeros(recording.batch, rows.shape[2], rows.shape[2])
     roots = weights.sqrt()
-    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2], together=True)
     slabs = rotated_slabs(recording, block, basis, rows, plan)
     for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
         parts = [(slab, slab.gradients * roots[:, slab.rows].unsqueeze(1)) for slab in same]  # all cotangents
