@@ -32,7 +32,7 @@ PIECE_BYTES = 640 * 2**20
 _KEPT_BYTES = 512 * 2**20
 
 #: More examples in a piece gain nothing.
-_MOST_EXAMPLES = 128
+_MOST_EXAMPLES = 256
 
 #: ... unless what autograd keeps of them all is smaller than this: if only the last layers are covered.
 _SMALL_GRAPH = 1 << 20
