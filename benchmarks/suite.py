@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from benchmarks.timing import Timed
@@ -69,6 +70,12 @@ class Measured:
     def units(self, name: str) -> float:
         """The best round in forward passes of the same batch."""
         return self.milliseconds(name) / self.milliseconds(FORWARD)
+
+    def typical_units(self, name: str) -> float:
+        """The median over rounds that had both: what a lucky forward pass in one of them cannot change."""
+        own, unit = self.times[name], self.times[FORWARD]
+        pairs = zip(own.seconds, unit.seconds, strict=True)
+        return median(took / own.examples / (forward / unit.examples) for took, forward in pairs)
 
     def ratio(self, slow: str, fast: str) -> float:
         """How many times as long one thing takes as another."""
@@ -153,6 +160,11 @@ def milliseconds(heading: str, name: str, form: str = ",.2f") -> Column:
 def units(heading: str, name: str, goal: Goal | None = None) -> Column:
     """A column in forward passes."""
     return Column(f"{heading}, units", lambda measured: measured.units(name), ",.2f", goal)
+
+
+def typical_units(heading: str, name: str) -> Column:
+    """A column in forward passes of the same round."""
+    return Column(f"{heading}, units in a typical round", lambda measured: measured.typical_units(name), ",.2f")
 
 
 def times_faster(heading: str, slow: str, fast: str, goal: Goal | None = None) -> Column:

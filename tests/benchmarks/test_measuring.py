@@ -35,6 +35,11 @@ def test_the_best_round_counts() -> None:
     assert measured.ratio("forward", "ours") == pytest.approx(0.1)
 
 
+def test_a_lucky_forward_pass_does_not_change_the_typical_round() -> None:
+    measured = Measured({"forward": Times(10, [0.02, 0.02, 0.001]), "ours": Times(4, [0.05, 0.04, 0.08])})
+    assert measured.typical_units("ours") == pytest.approx(6.25)  # of 6.25, 5 and 200
+
+
 def test_a_part_of_an_example_counts_as_such() -> None:
     assert Measured({"labels": Times(0.1, [3.0])}).milliseconds("labels") == pytest.approx(30_000)
 
