@@ -102,6 +102,26 @@ def test_unfolded_inputs_with_shared_offsets_have_a_room_of_their_own(positions:
     assert asked == [4 * entries]
 
 
+@pytest.mark.parametrize(("groups", "entries"), [(1, 8 + 8), (2, 16 + 4 * 3 * 2 * 9 * 9)])
+def test_bases_of_groups_are_repeated_for_every_gradient(groups: int, entries: int) -> None:
+    """Two positions of one column: 9 outputs are rotated in the gradients of 4 examples and 3 cotangents."""
+    asked: list[int] = []
+    block = kronecker("tall", groups, 9, 1)
+    own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    assert holdings.slab_bytes(own, footprint(positions={"tall": 2}), 4, 3) == 5 + 4 * 2 * (4 * 3 * groups * 9)
+    assert asked == [4 * entries]
+
+
+def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten gradients of ten entries fit: sixteen are two slabs of eight, but ten that are left are one."""
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
+    block = kronecker("x", 1, 2, 5)
+    assert [plan_rotation(block, 6, count).cotangents for count in (16, 10)] == [8, 10]
+    own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
+    assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 1, 16) == 4 * 2 * 100
+
+
 def test_layers_share_rooms() -> None:
     """The largest slab, the largest inputs: from two layers."""
     own = session(kronecker=(GROUPED, SHARED), recording_bytes=lambda *given: given[3])
@@ -195,6 +215,12 @@ def test_plans_by_hand(
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
     assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
+
+
+def test_gradients_that_are_needed_together_are_split_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
+    found = plan_rotation(kronecker("x", 1, 7, 10), 30, 2, together=True)
+    assert (found.rows, found.cotangents, found.outputs_first) == (4, 2, True)
 
 
 def test_shared_offsets_are_rotated_first() -> None:
