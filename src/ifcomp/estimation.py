@@ -201,7 +201,9 @@ def _process(tensors: int) -> int:
 def _peak(session: Session, first: Batch, cotangents: int, budget: Budget, holds: Holds) -> int:
     """What a step holds with the pieces that it will work on."""
     examples, at_once = session.plan(first, cotangents, budget, holds)
-    return budget.held + holds(session.footprint(first), min(examples, first.size), at_once)
+    footprint = session.footprint(first)
+    filters = footprint.filters if session.is_quick(budget) else 0
+    return budget.held + filters + holds(footprint, min(examples, first.size), at_once)
 
 
 def _calibrate(session: Session, ifc: IFComp, first: Batch, options: ScoreOptions) -> tuple[float, float, Evaluation]:

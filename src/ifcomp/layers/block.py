@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from ifcomp.layers.winograd import QuickBackward
+
 
 class Layout(Enum):
     """Where the batch is among a tensor's leading axes (all axes before the layer's own features)."""
@@ -247,11 +249,13 @@ class Site:
         blocks: Its blocks.
         forward: A stand-in for the module's ``forward`` that reports inner maps through `Emit`, for modules whose
             parameters are used inside (attention). None: the module's own input and output are what is needed.
+        quick: A quicker backward than that of PyTorch, if there is one.
     """
 
     module: nn.Module
     blocks: tuple[RecordedBlock, ...]
     forward: Callable[..., object] | None = None
+    quick: QuickBackward | None = None
 
 
 @dataclass(frozen=True)

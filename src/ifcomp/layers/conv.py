@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ifcomp.layers.block import KroneckerBlock, Site
 from ifcomp.layers.registry import Selection, qualified, register, trainable
+from ifcomp.layers.winograd import quick_backward
 
 #: With ``sua="auto"`` offsets are shared where the input covariance would have more rows than this: its
 #: eigendecomposition then costs more than minutes, and rotating by it more than the gradients themselves.
@@ -115,4 +116,4 @@ def conv(name: str, module: nn.Module, selection: Selection) -> Site | None:
         first_row=0,
         module=module,
     )
-    return Site(module, (block,))
+    return Site(module, (block,), quick=quick_backward(module))

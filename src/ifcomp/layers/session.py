@@ -55,6 +55,7 @@ class Footprint:
         passing: The example itself, and the largest input of a layer, padded or rotated.
         widest: The largest canonical input of a block.
         covered: What input covariances are made from, [G, C, T], by block: channels only where offsets are shared.
+        filters: What quick backwards hold, whatever the number of examples is.
     """
 
     graph: int
@@ -66,6 +67,7 @@ class Footprint:
     passing: int
     widest: int
     covered: Mapping[str, torch.Size]
+    filters: int
 
 
 class Holds(Protocol):
@@ -119,6 +121,7 @@ class Session:
         self._footprints: dict[object, Footprint] = {}
         self.num_classes = 0
         self.stacks_cotangents = stacks_cotangents(self.device)
+        self._quick = False
         with self.attached():
             self.footprint(first_batch)
 
@@ -210,6 +213,7 @@ class Session:
         Yields:
             A piece on the model's device, and how many cotangents to work on at once.
         """
+        self._quick = self.is_quick(budget)
         if budget.limit is not None:
             self.release()  # what was kept had other limits
         for batch in batches:
@@ -222,6 +226,10 @@ class Session:
             size, at_once = self.plan(batch, cotangents, budget, holds or self.recording_bytes, together)
             for piece in batch.split(size):
                 yield piece.to(self.device), at_once
+
+    def is_quick(self, budget: Budget) -> bool:
+        """Whether layers may have a quicker backward than that of PyTorch, for which they need more memory."""
+        return budget.limit is None and not self.stacks_cotangents
 
     def plan(
         self, batch: Batch, cotangents: int, budget: Budget, holds: Holds, together: bool = False
@@ -280,10 +288,11 @@ class Session:
             for block in kronecker
         }
         item, widest_output = self.item_bytes, max(outputs.values(), default=0)
+        filters, turned = self._quick_holdings(recording)
         return Footprint(
             graph=sum(kept.values()) + recording.logits.nbytes,
             gradients=(sum(outputs.values()) + 2 * widest_output) * item,
-            streamed=3 * widest_output * item,
+            streamed=max([3 * widest_output, *turned]) * item,
             normalised=sum(inputs) * item,
             rows=(sum(rows.values()) + sum(block.size for block in norms)) * item,
             positions=positions,
@@ -291,7 +300,20 @@ class Session:
             + 2 * max((use.value.nbytes for uses in recording.uses.values() for use in uses), default=0),
             widest=max(columns.values(), default=0) * item,
             covered=covered,
+            filters=sum(filters) * item,
         )
+
+    def _quick_holdings(self, recording: Recording) -> tuple[list[int], list[int]]:
+        """Numbers that quick backwards hold: filters of every layer, and for an example with all gradients there."""
+        filters, turned = [], []
+        for site in self.inventory.sites:
+            uses = recording.uses.get(site.blocks[0].name, [])
+            quick = [use for use in uses if site.quick is not None and site.quick.pays(use.value, _MOST_EXAMPLES)]
+            if site.quick is not None and quick:
+                held = [site.quick.holds(use.value.shape[1:]) for use in quick]
+                filters.append(held[0][0])
+                turned += [own + 3 * use.shape.numel() for (_, own), use in zip(held, quick, strict=True)]
+        return filters, turned
 
     def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int, inputs: int | None = None) -> int:
         """What most work holds: a recording, the stacked output gradients, and one backward, or one layer's inputs as
@@ -323,7 +345,7 @@ class Session:
 
     def record(self, piece: Batch) -> Recording:
         """Run the model on a piece, inside `attached`."""
-        recording = self._tape.record(piece)
+        recording = self._tape.record(piece, self._quick)
         for block in self.recorded:
             recording.check_layout(block)
         return recording

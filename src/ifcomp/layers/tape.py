@@ -36,6 +36,8 @@ class Tape:
         self.dtype = dtype
         self.room = Room(dtype)
         self._recording: Recording | None = None
+        self._quick = False
+        self._filters: dict[nn.Module, Tensor] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -43,6 +45,7 @@ class Tape:
         with ExitStack() as undo:
             undo.enter_context(evaluating(self.model))
             undo.enter_context(uncompiled(self.model))
+            undo.callback(self._filters.clear)  # weights may change before the next time
             for site in self.sites:
                 if site.forward is None:
                     hook = site.module.register_forward_hook(self._hook(site), prepend=True, with_kwargs=True)
@@ -52,10 +55,16 @@ class Tape:
                     undo.callback(delattr, site.module, "forward")
             yield
 
-    def record(self, batch: Batch) -> Recording:
-        """Run the model on a batch inside `attached`."""
+    def record(self, batch: Batch, quick: bool = False) -> Recording:
+        """Run the model on a batch inside `attached`.
+
+        Args:
+            batch: The examples.
+            quick: Whether layers may have a quicker backward than that of PyTorch, which takes memory and cannot be
+                run by ``vmap``.
+        """
         recording = Recording(batch.size, self.layouts, self.dtype, self.room)
-        self._recording = recording
+        self._recording, self._quick = recording, quick
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
                 recording.logits, recording.precision = _run_cast(self.model, batch)
@@ -70,6 +79,10 @@ class Tape:
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
+        if self._quick and site.quick is not None and value.requires_grad and site.quick.pays(value, len(value)):
+            if site.module not in self._filters:
+                self._filters[site.module] = site.quick.filters()
+            output = site.quick.rewire(value, output, self._filters[site.module])
         names = [block.name for block in site.blocks if block.name in parts]
         if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
             value = value.expand(recording.batch, *value.shape[1:])
