@@ -164,8 +164,8 @@ def test_longer_batches_are_worked_on_in_smaller_pieces() -> None:
 def test_one_recording_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     record, alive, most = Tape.record, [0], [0]
 
-    def counted(self: Tape, batch: Any) -> Any:
-        made = record(self, batch)
+    def counted(self: Tape, batch: Any, quick: bool = False) -> Any:
+        made = record(self, batch, quick)
         alive[0] += 1
         weakref.finalize(made, lambda: alive.__setitem__(0, alive[0] - 1))
         most[0] = max(most[0], alive[0])
@@ -184,9 +184,9 @@ def test_one_recording_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
     record, sizes = Tape.record, []
 
-    def noted(self: Tape, batch: Any) -> Any:
+    def noted(self: Tape, batch: Any, quick: bool) -> Any:
         sizes.append(batch.size)
-        return record(self, batch)
+        return record(self, batch, quick)
 
     ifc, data = IFComp(conv_net()), images(1, 10)
     ifc.fit(data)
