@@ -141,7 +141,9 @@ class KroneckerBlock(RecordedBlock):
 
     @abstractmethod
     def positions(self, rows: Tensor) -> Tensor:
-        """Layer inputs [N, features...] to columns without bias, [N, G, J, T]."""
+        """Layer inputs [N, features...] as columns without bias: a view [N, G, *J, *T], with one axis for J and one for
+        T, or for the channels and each axis of a kernel, and for each axis of the positions.
+        """
 
     @abstractmethod
     def outputs(self, rows: Tensor) -> Tensor:

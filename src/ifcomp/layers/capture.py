@@ -58,12 +58,20 @@ class Recording(Graph):
         count = len(range(self.batch)[examples])
         if not block.has_weight:
             return torch.ones(count, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
-        rows = (value[examples].to(self.dtype).flatten(0, 1) for value in self.inputs(block))
-        columns = _concatenate([_positions_last(block.positions(each), count) for each in rows])
-        if not block.has_bias:
-            return columns
-        ones = columns.new_ones(columns.shape[0], columns.shape[1], 1, columns.shape[3])
-        return torch.cat([columns, ones], 2)
+        values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
+        found = values[0].new_empty(count, block.groups, block.columns, self.positions(block))
+        start = 0
+        for value in values:
+            view = block.positions(value.flatten(0, 1)).unflatten(0, value.shape[:2])  # [B, R, G, *J, *T]
+            inner = view.dim() // 2 + 1  # J has as many axes as T, or one more
+            view = view.movedim(1, inner)  # [B, G, *J, R, *T]
+            size = view.shape[inner:].numel()
+            part = found[:, :, : block.columns - block.has_bias, start : start + size]
+            part.unflatten(3, view.shape[inner:]).unflatten(2, view.shape[2:inner]).copy_(view)
+            start += size
+        if block.has_bias:
+            found[:, :, -1] = 1
+        return found
 
     def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
         """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.

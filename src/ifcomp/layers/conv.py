@@ -73,12 +73,12 @@ def pad(rows: Tensor, module: _Conv) -> Tensor:
 
 
 def unfold(rows: Tensor, module: _Conv) -> Tensor:
-    """Patches of a convolution, [N, G*C, *S] to [N, G, C*kernel, T]: one copy of a strided view."""
+    """Patches of a convolution, [N, G*C, *S] to a strided view [N, G, C, *kernel, *positions]."""
     axes = len(module.kernel_size)
     windows = _windows(pad(rows, module), module, 2)
     order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))  # [N, C, *kernel, *out]
-    positions = math.prod(windows.shape[2 : axes + 2])
-    return windows.permute(order).reshape(len(rows), module.groups, -1, positions)
+    view: Tensor = windows.permute(order).unflatten(1, (module.groups, -1))
+    return view
 
 
 def _windows(values: Tensor, module: _Conv, first: int) -> Tensor:
