@@ -69,9 +69,9 @@ def checkpoint_bytes(blocks: Sequence[Block], item_bytes: int, fits: int = 1) ->
 
 def product_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
     """What the first pass holds for a piece: a recording, and one backward, or one layer's inputs as they are unfolded
-    and get ones for the bias, and, if need be, rearranged for a matrix product.
+    and, if need be, rearranged for a matrix product.
     """
-    inputs = [shape.numel() * (2 if multiplies_straight(shape) else 3) for shape in footprint.covered.values()]
+    inputs = [shape.numel() * (1 if multiplies_straight(shape) else 2) for shape in footprint.covered.values()]
     working = max(
         session.backward_bytes(footprint, examples, cotangents), examples * max(inputs, default=0) * session.item_bytes
     )
@@ -109,18 +109,16 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     plan = plan_rotation(block, positions, cotangents)
     inputs = block.groups * block.columns * positions
     columns = inputs * (examples if positions == 1 else min(plan.unfolded, examples))
-    windows = columns if block.shared_offsets else 0
     if positions == 1:
-        return 0, 0, windows, 2 * columns - windows
+        return 0, 0, columns, columns
     there = min(plan.examples, examples)
     slab = min(
         there * cotangents * block.groups * block.rows * block.columns, max(SLAB_ENTRIES, block.groups * block.columns)
     )
     turned = 0 if plan.outputs_first else slab
     bases = there * plan.cotangents * block.groups * block.rows**2 if turned and block.groups > 1 else 0
-    if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
-        return slab, turned, windows, bases
-    return slab, turned, 0, columns + max(columns, 0 if plan.inputs_first else slab, bases)
+    rotated = 0 if block.shared_offsets else columns  # with shared offsets an input of the layer, counted elsewhere
+    return slab, turned, columns, max(rotated if plan.inputs_first else slab, bases)
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

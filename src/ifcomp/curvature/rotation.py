@@ -142,8 +142,8 @@ def put_rows(room: Tensor, found: Tensor, basis: Tensor | None) -> None:
 def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, examples: slice = slice(None)) -> Tensor:
     """Inputs of some examples in the eigenbasis, [B, G, T, J]: large products are quickest with positions first.
 
-    With shared offsets channels are rotated before they are unfolded, and J is in the order of
-    `KroneckerBlock.by_offset`.
+    With shared offsets channels are rotated before they are unfolded, J is in the order of `KroneckerBlock.by_offset`,
+    and the next call overwrites what this one returns.
     """
     assert basis.inputs is not None
     if block.shared_offsets:

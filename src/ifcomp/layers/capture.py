@@ -53,15 +53,22 @@ class Recording(Graph):
             found.append(rows)
         return found
 
-    def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
-        """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included; of some examples of the batch."""
-        count = len(range(self.batch)[examples])
+    def columns(self, block: KroneckerBlock, examples: slice | None = None) -> Tensor:
+        """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included.
+
+        Args:
+            block: The block.
+            examples: Some of the batch; the next call, for this or another block, overwrites what is returned for them.
+                None is all of them, in memory of its own.
+        """
+        count = self.batch if examples is None else len(range(self.batch)[examples])
         if not block.has_weight:
             return torch.ones(count, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
-        values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
-        found = values[0].new_empty(count, block.groups, block.columns, self.positions(block))
+        values = [value[slice(None) if examples is None else examples].to(self.dtype) for value in self.inputs(block)]
+        shape = (count, block.groups, block.columns, self.positions(block))
+        found = values[0].new_empty(shape) if examples is None else self.room("windows", *shape)
         start = 0
-        for value in values:
+        for value in values:  # [B, R, features...]
             view = block.positions(value.flatten(0, 1)).unflatten(0, value.shape[:2])  # [B, R, G, *J, *T]
             inner = view.dim() // 2 + 1  # J has as many axes as T, or one more
             view = view.movedim(1, inner)  # [B, G, *J, R, *T]
