@@ -48,15 +48,7 @@ def test_influence_of_a_network(
     model, x = make()
     model, x = model.to(dtype).eval(), x.to(dtype)
     ifc = IFComp(model, beta, sua=True, fisher="exact", damping=Relative(0.1)).fit([x])
-    explicit = paper_influence(model.double(), x[:3].double(), in_double(plain_factors(ifc)), beta)
+    explicit = paper_influence(model.double(), x[:3].double(), plain_factors(ifc, torch.float64), beta)
     model.to(dtype)
     found = ifc.influence(x[:3])
     assert_close(found, explicit, rtol=tolerance, atol=tolerance * float(explicit.mean()))
-
-
-def in_double(factors: dict) -> dict:
-    """Factors in the precision of the reference."""
-    return {
-        name: {key: value.double() if isinstance(value, Tensor) else value for key, value in own.items()}
-        for name, own in factors.items()
-    }
