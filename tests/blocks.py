@@ -47,7 +47,7 @@ def other(name: str, size: int) -> OtherBlock:
 
 def footprint(**sizes: object) -> Footprint:
     """Nothing but what is named."""
-    names = ("graph", "gradients", "streamed", "normalised", "rows", "passing", "widest", "filters")
+    names = ("graph", "gradients", "streamed", "normalised", "rows", "passing", "widest", "filters", "turned")
     return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, "covered": {}, **sizes})
 
 

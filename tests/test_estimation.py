@@ -58,6 +58,23 @@ def test_peaks_are_those_of_the_tensors(options: dict[str, Any]) -> None:
     assert 0.85 < scoring.peak / found.score_memory < 1.0
 
 
+@pytest.mark.usefixtures("tensors_only")
+def test_transformed_filters_are_counted() -> None:
+    """Convolutions whose quick backward holds more than all else."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 128, 3, padding=1), nn.ReLU(), nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(128, 128, 3, padding=1), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(128, 4))
+    batches = [torch.randn(20, 3, 8, 8)]
+    found = estimate(model, batches, sua=True)
+    ifc = IFComp(model, sua=True)
+    with Alive() as fitting:
+        ifc.fit(batches)
+    with Alive() as scoring:
+        ifc.influence(batches[0])
+    assert 0.85 < fitting.peak / found.fit_memory < 1.0
+    assert 0.85 < scoring.peak / found.score_memory < 1.0
+
+
 @pytest.mark.usefixtures("quick")
 def test_disk_is_the_size_of_the_file(tmp_path: Path) -> None:
     model, batches = net(), data()

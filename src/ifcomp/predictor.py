@@ -164,8 +164,9 @@ class IFComp:
         Args:
             data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher;
                 integer ones are checked all the same.
-            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
-                None works in pieces of a sensible size, and asks only that the factors fit in what is there.
+            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; results are the same
+                up to rounding. None works in pieces of a sensible size, and asks only that the factors fit in what is
+                there.
             checkpoint: Saves the work so far now and then; the same call goes on from there after a kill, to the same
                 bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.
@@ -312,8 +313,8 @@ class IFComp:
             probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels, and
                 from two probes on adds the standard error of the estimate.
             damping: Overrides the predictor's.
-            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; changes no result.
-                None works in pieces of a sensible size.
+            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; results are the same
+                up to rounding. None works in pieces of a sensible size.
             checkpoint: Saves the rows so far now and then; the same call goes on from there after a kill, to the same
                 bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.

@@ -153,6 +153,7 @@ def test_scores_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -
     found = ifc.influence(x)
     assert len(seen) == 2 * 3  # both uses, and one label follows from the others
     limited = ifc.score([x], max_memory="8GB", progress=False).frame
+    assert len(seen) == 2 * 3  # none with a limit
     stacked = IFComp.from_factors(wide(), ifc.factors, damping=Relative(0.1), sua=True)
     monkeypatch.setattr("ifcomp.layers.session.stacks_cotangents", lambda device: True)
     seen.clear()
@@ -190,4 +191,36 @@ def test_what_it_holds_is_counted() -> None:
     with session.attached():
         footprint = session.footprint(batch)
     assert footprint.filters == 36 * 128 * 128 * 4
-    assert footprint.streamed == (2 * 36 * 4 * 128 + 3 * 128 * 64) * 4
+    assert footprint.turned == (2 * 36 * 4 * 128 + 3 * 128 * 64) * 4
+
+
+@pytest.mark.filterwarnings("ignore:The running statistics")
+@pytest.mark.parametrize("inside", [False, True])
+def test_layers_that_autocast_casts_have_the_backward_of_pytorch(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time the model leaves autocast by itself."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.shift = wide(), nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layers[2](self.layers[0](x) + self.shift)  # float32 in, bfloat16 out
+            with torch.autocast("cpu", enabled=not inside):
+                found: Tensor = self.layers[5:](self.layers[2](x.float()))
+            return found
+
+    seen: list[torch.dtype] = []
+    plain = winograd.input_gradient
+
+    def noted(gradient: Tensor, **arguments: Any) -> Tensor:
+        seen.append(gradient.dtype)
+        return plain(gradient, **arguments)
+
+    monkeypatch.setattr(winograd, "input_gradient", noted)
+    x = torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    ifc = IFComp(Mixed(), damping=Relative(0.1), sua=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ifc.fit([x], progress=False).influence(x)
+    assert found.isfinite().all()
+    assert set(seen) == ({torch.float32} if inside else set())

@@ -48,7 +48,7 @@ Probes = Annotated[
 ]
 MaxMemory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Hold no more than this beside model and data, such as 8GB; changes no result."),
+    typer.Option(metavar="SIZE", help="Hold no more than this beside model and data, such as 8GB; same results."),
 ]
 
 CheckpointEvery = Annotated[

@@ -10,7 +10,7 @@ import torch
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import SLAB_ENTRIES, plan_rotation
+from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, plan_rotation
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -117,8 +117,10 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     )
     turned = 0 if plan.outputs_first else slab
     bases = there * plan.cotangents * block.groups * block.rows**2 if turned and block.groups > 1 else 0
-    rotated = 0 if block.shared_offsets else columns  # with shared offsets an input of the layer, counted elsewhere
-    return slab, turned, columns, max(rotated if plan.inputs_first else slab, bases)
+    if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
+        return slab, turned, columns, bases
+    copies = 2 if block.groups == 1 and positions <= FEW_POSITIONS else 1
+    return slab, turned, columns, (columns * copies if plan.inputs_first else slab) + bases
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

@@ -209,7 +209,8 @@ def _products(values: Tensor) -> Tensor:
     if multiplies_straight(values.shape):
         each = values[:, 0]
         return torch.addbmm(each.new_zeros(()), each, each.transpose(1, 2), beta=0).unsqueeze(0)
-    return torch.einsum("bgjt,bgkt->gjk", values, values)
+    rearranged = values.permute(1, 2, 0, 3).flatten(2)
+    return rearranged @ rearranged.transpose(1, 2)
 
 
 def _add_squares(
@@ -243,7 +244,7 @@ def _add_kronecker_squares(
     total: Tensor, recording: Recording, block: KroneckerBlock, basis: Basis, rows: Tensor
 ) -> None:
     if rows.shape[4] == 1:  # an outer product: its squares are the outer product of squares
-        inputs = rotated_columns(recording, block, basis).square()[..., 0, :]
+        inputs = rotated_columns(recording, block, basis).square_()[..., 0, :]
         total += torch.einsum("bgo,bgj->goj", rows[..., 0].square().sum(2), inputs)
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])

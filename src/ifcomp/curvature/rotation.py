@@ -32,7 +32,7 @@ COLUMN_ENTRIES = 1 << 20
 _LARGE_PRODUCT = 1 << 20
 
 #: Up to this many positions a basis is applied to all positions of all examples as one large matrix product.
-_FEW_POSITIONS = 32
+FEW_POSITIONS = 32
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def apply_basis(basis: Tensor, values: Tensor, out: Tensor | None = None) -> Ten
         values: [B, G, C, T].
         out: Where to put it; the same shape.
     """
-    if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
+    if values.shape[1] == 1 and values.shape[3] <= FEW_POSITIONS:
         flat = values[:, 0].transpose(1, 2)
         rotated = (flat.reshape(-1, flat.shape[-1]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)
     elif values.shape[1] == 1:
@@ -152,7 +152,7 @@ def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, e
     if block.groups > 1:
         return columns @ basis.inputs
     flat = columns[:, 0]
-    if flat.shape[1] <= _FEW_POSITIONS:
+    if flat.shape[1] <= FEW_POSITIONS:
         return (flat.reshape(-1, flat.shape[2]) @ basis.inputs[0]).view(flat.shape).unsqueeze(1)
     return torch.bmm(flat, basis.inputs.expand(len(flat), -1, -1)).unsqueeze(1)
 

@@ -56,6 +56,7 @@ class Footprint:
         widest: The largest canonical input of a block.
         covered: What input covariances are made from, [G, C, T], by block: channels only where offsets are shared.
         filters: What quick backwards hold, whatever the number of examples is.
+        turned: What the largest of them needs, with the gradients that are there at the time.
     """
 
     graph: int
@@ -68,6 +69,7 @@ class Footprint:
     widest: int
     covered: Mapping[str, torch.Size]
     filters: int
+    turned: int
 
 
 class Holds(Protocol):
@@ -213,7 +215,6 @@ class Session:
         Yields:
             A piece on the model's device, and how many cotangents to work on at once.
         """
-        self._quick = self.is_quick(budget)
         if budget.limit is not None:
             self.release()  # what was kept had other limits
         for batch in batches:
@@ -235,6 +236,7 @@ class Session:
         self, batch: Batch, cotangents: int, budget: Budget, holds: Holds, together: bool = False
     ) -> tuple[int, int]:
         """How many examples of a batch to record at once, and how many cotangents to work on; inside `attached`."""
+        self._quick = self.is_quick(budget)
         wanted = cotangents if together else min(cotangents, COTANGENTS_AT_ONCE)
         footprint, sensible = self.footprint(batch), PIECE_BYTES
         needs = partial(holds, footprint)
@@ -292,7 +294,7 @@ class Session:
         return Footprint(
             graph=sum(kept.values()) + recording.logits.nbytes,
             gradients=(sum(outputs.values()) + 2 * widest_output) * item,
-            streamed=max([3 * widest_output, *turned]) * item,
+            streamed=3 * widest_output * item,
             normalised=sum(inputs) * item,
             rows=(sum(rows.values()) + sum(block.size for block in norms)) * item,
             positions=positions,
@@ -301,6 +303,7 @@ class Session:
             widest=max(columns.values(), default=0) * item,
             covered=covered,
             filters=sum(filters) * item,
+            turned=max(turned, default=0) * item,
         )
 
     def _quick_holdings(self, recording: Recording) -> tuple[list[int], list[int]]:
@@ -308,11 +311,15 @@ class Session:
         filters, turned = [], []
         for site in self.inventory.sites:
             uses = recording.uses.get(site.blocks[0].name, [])
-            quick = [use for use in uses if site.quick is not None and site.quick.pays(use.value, _MOST_EXAMPLES)]
-            if site.quick is not None and quick:
-                held = [site.quick.holds(use.value.shape[1:]) for use in quick]
-                filters.append(held[0][0])
-                turned += [own + 3 * use.shape.numel() for (_, own), use in zip(held, quick, strict=True)]
+            if site.quick is None:
+                continue
+            quick = [use for use in uses if site.quick.pays(use.value, len(use.value) * _MOST_EXAMPLES)]
+            held = [site.quick.holds(use.value.shape[1:]) for use in quick]
+            filters += [own for own, _ in held[:1]]
+            turned += [
+                len(use.value) * own + 3 * max(use.shape.numel(), use.value.numel())
+                for (_, own), use in zip(held, quick, strict=True)
+            ]
         return filters, turned
 
     def recording_bytes(self, footprint: Footprint, examples: int, cotangents: int, inputs: int | None = None) -> int:
@@ -336,8 +343,9 @@ class Session:
 
     def backward_bytes(self, footprint: Footprint, examples: int, cotangents: int) -> int:
         """Output gradients of one backward: of all cotangents, or those of one that are there at a time."""
-        each = footprint.gradients * cotangents if self.stacks_cotangents else footprint.streamed
-        return examples * each
+        if self.stacks_cotangents:
+            return examples * footprint.gradients * cotangents
+        return examples * max(footprint.streamed, footprint.turned if self._quick else 0)
 
     def label_bytes(self, examples: int, cotangents: int) -> int:
         """Distributions over labels, and cotangents as they are made and used, in float64."""

@@ -79,7 +79,8 @@ class Tape:
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
-        if self._quick and site.quick is not None and value.requires_grad and site.quick.pays(value, len(value)):
+        own_precision = value.requires_grad and value.dtype == output.dtype  # another under autocast
+        if self._quick and site.quick is not None and own_precision and site.quick.pays(value, len(value)):
             if site.module not in self._filters:
                 self._filters[site.module] = site.quick.filters()
             output = site.quick.rewire(value, output, self._filters[site.module])

@@ -62,7 +62,7 @@ class QuickBackward:
         products = down * across * inputs * outputs
         numbers = rows * width * (inputs + outputs) / 2
         quick = _PER_PRODUCT * products + _PER_TURN * turned + _PER_NUMBER * numbers
-        read = _PER_FILTER * _VALUES**2 * inputs * outputs / examples
+        read = _PER_FILTER * _VALUES**2 * inputs * outputs / max(examples, 1)
         return bool(quick + read < _TAPS**2 * rows * width * inputs * outputs)
 
     def holds(self, sizes: torch.Size) -> tuple[int, int]:
@@ -121,7 +121,9 @@ def input_gradient(gradient: Tensor, filters: Tensor, sizes: torch.Size, padding
     products = turned.new_empty(*turned.shape[:3], inputs)
     for each, out in zip(turned, products, strict=True):
         torch.bmm(each, filters, out=out)
+    del turned, each
     found = from_down @ products.view(len(to_across), -1, examples * inputs)  # [(tile, value), h, (b, c)]
+    del products, out
     found = found.flatten(1).T @ from_across.T
     return found.view(sizes[0], examples, inputs, sizes[1]).permute(1, 2, 0, 3).contiguous()
 
