@@ -71,8 +71,8 @@ def test_transformed_filters_are_counted() -> None:
         ifc.fit(batches)
     with Alive() as scoring:
         ifc.influence(batches[0])
-    assert 0.85 < fitting.peak / found.fit_memory < 1.0
-    assert 0.85 < scoring.peak / found.score_memory < 1.0
+    assert 0.75 < fitting.peak / found.fit_memory < 1.0
+    assert 0.75 < scoring.peak / found.score_memory < 1.0
 
 
 @pytest.mark.usefixtures("quick")
