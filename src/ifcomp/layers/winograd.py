@@ -8,7 +8,7 @@ multiplications instead of twelve:
 
 and a tile of 4 x 4 results, each axis for itself, takes 36 instead of 144. These multiplications are matrix products
 over channels; what comes before and after is linear as well and done by matrix products, for all tiles of an axis at
-once. Points that lie well keep rounding at twice that of the convolution.
+once. With points that lie well, rounding in float32 is about 1e-6, two to five times that of a convolution.
 """
 
 from __future__ import annotations
