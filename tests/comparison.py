@@ -158,6 +158,18 @@ def dense_moments(
     return moments
 
 
+def assert_exact(ifc: IFComp, case: Case) -> None:
+    """The second moments and the influence of a model that is `fitted`, in float64, are those of the oracles."""
+    data = as_type(case.sample(7, seed=1), torch.float64)
+    for block in oracle_blocks(case):
+        found = ifc.factors.blocks[library_block(ifc, block).name].second_moments
+        expected = oracle_moments(ifc, ifc.model, block, data).view_as(found)
+        assert_close(found, expected, rtol=1e-8, atol=1e-12 * float(expected.max()))
+    inputs = as_type(case.sample(5), torch.float64)
+    expected = oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3)
+    assert_close(ifc.influence(inputs), expected, rtol=1e-9, atol=0)
+
+
 def assert_same(actual: Tensor, expected: Tensor, rtol: float = 1e-9, floor: float = 1e-13) -> None:
     """Equal, where ``floor`` times the largest entry is what rounding leaves of an entry that cancels."""
     assert_close(actual, expected, rtol=rtol, atol=floor * float(expected.abs().max()))

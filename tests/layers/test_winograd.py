@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cases import LAYER_CASES, MODEL_CASES, Case
-from comparison import as_type, fitted, library_block, oracle_blocks, oracle_influence, oracle_moments
+from comparison import assert_exact, fitted
 from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.layers import winograd
@@ -121,14 +121,7 @@ CONVOLUTIONS = [case for case in [*LAYER_CASES, *MODEL_CASES] if quick_layers(ca
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 def test_a_fit_and_its_scores_are_exact(case: Case, always: list[int]) -> None:
-    ifc, data = fitted(case), as_type(case.sample(7, seed=1), torch.float64)
-    for block in oracle_blocks(case):
-        found = ifc.factors.blocks[library_block(ifc, block).name].second_moments
-        expected = oracle_moments(ifc, ifc.model, block, data).view_as(found)
-        assert_close(found, expected, rtol=1e-8, atol=1e-12 * float(expected.max()))
-    inputs = as_type(case.sample(5), torch.float64)
-    expected = oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3)
-    assert_close(ifc.influence(inputs), expected, rtol=1e-9, atol=0)
+    assert_exact(fitted(case), case)
     assert always or quick_layers(case) == 1  # nothing is asked of the input of the first
 
 
