@@ -121,6 +121,8 @@ NO_LIMIT = Budget()
 
 def most(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number from low to high that fits; low if none does."""
+    if fits(high):  # as a rule
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -34,7 +34,14 @@ from ifcomp.curvature.labels import (
     probabilities,
     sample_labels,
 )
-from ifcomp.curvature.rotation import RotationPlan, apply_basis, rotated_columns, rotated_slabs, sum_equal_indices
+from ifcomp.curvature.rotation import (
+    RotationPlan,
+    apply_basis,
+    rotated_columns,
+    rotated_slabs,
+    sum_equal_indices,
+    turn_rows,
+)
 from ifcomp.errors import MergeError, NonFiniteError, SettingError
 from ifcomp.layers.inventory import Coverage
 
@@ -354,6 +361,15 @@ def test_inputs_are_rotated_before_they_are_unfolded_where_offsets_share_a_basis
     found = rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS, slice(1, 3))
     assert_close(found, torch.einsum("gkj,bgkt->bgtj", BASIS.inputs, COLUMNS[1:3]))
     assert rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS).shape == (B, G, T, J)
+
+
+def test_output_gradients_at_one_position_are_rotated_together_where_they_are() -> None:
+    rows = ROWS[..., :1].repeat(1, 1, 2, 1, 1)
+    expected = torch.einsum("gpo,bgcpt->bgcot", BASIS.outputs, rows[:, :, :-1])
+    untouched = rows[:, :, -1].clone()
+    turn_rows(rows[:, :, :-1], BASIS.outputs)
+    assert_close(rows[:, :, :-1], expected)
+    assert torch.equal(rows[:, :, -1], untouched)
 
 
 @pytest.mark.parametrize("positions", [1, 32, 33])

@@ -27,7 +27,7 @@ def gradients(module: nn.Conv2d, value: Tensor) -> tuple[Tensor, Tensor]:
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output.dtype)
     quick = quick_backward(module)
     assert quick is not None
-    rewired = quick.rewire(value, module(value), quick.filters())
+    rewired = quick.rewire(value, module(value), quick.filters(torch.empty(quick.shape, dtype=module.weight.dtype)))
     assert torch.equal(rewired, output)
     found, expected = (torch.autograd.grad(own, value, cotangent)[0] for own in (rewired, output))
     return found, expected
@@ -161,19 +161,21 @@ def test_scores_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.filterwarnings("ignore:The running statistics")
 def test_weights_that_changed_since_the_last_time_are_taken() -> None:
     batch = as_batch(torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
-    model = wide()
+    model, places = wide(), []
 
     def first_gradient(session: Session) -> Tensor:
         with session.attached():
             [(piece, _)] = session.pieces([batch], 1, "unused")
             recording = session.record(piece)
             gradients = recording.backward(torch.eye(4)[0].expand(20, 4))
+            places.append(session._tape._filters[model[2]].data_ptr())
         return recording.rows(session.recorded[0], gradients)
 
     session = Session(model, Selection(), batch)
     before = first_gradient(session)
     model[2].weight.data.mul_(1.5)  # no version of a tensor shows this
     after = first_gradient(session)
+    assert places[0] == places[1]  # memory of its own would be new from the system every time
     assert torch.equal(after, first_gradient(Session(model, Selection(), batch)))
     assert not torch.allclose(after, before, rtol=0.1)
 
@@ -218,3 +220,24 @@ def test_layers_that_autocast_casts_have_the_backward_of_pytorch(inside: bool, m
         found = ifc.fit([x], progress=False).influence(x)
     assert found.isfinite().all()
     assert set(seen) == ({torch.float32} if inside else set())
+
+
+class TwoPrecisions(nn.Module):
+    """A first layer in float64, and a network in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, *above = wide()
+        self.first, self.above = first.double(), nn.Sequential(*above)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.above(self.first(x.double()).float())
+
+
+@pytest.mark.filterwarnings("ignore:The running statistics")
+def test_a_model_of_two_precisions(always: list[int]) -> None:
+    x = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    ifc = IFComp(TwoPrecisions().eval(), damping=Relative(0.1), sua=True).fit([x], progress=False)
+    plain = IFComp(wide(), damping=Relative(0.1), sua=True).fit([x], progress=False)
+    assert always  # by the other
+    assert_close(ifc.influence(x), plain.influence(x).double(), rtol=1e-3, atol=0)

@@ -139,6 +139,17 @@ def put_rows(room: Tensor, found: Tensor, basis: Tensor | None) -> None:
         room.copy_(found.movedim(0, 2))
 
 
+def turn_rows(rows: Tensor, basis: Tensor) -> None:
+    """Rotate output gradients [B, G, C, O, 1] where they are: at one position a product for all cotangents is large.
+
+    Args:
+        rows: The gradients.
+        basis: Q [G, O, O].
+    """
+    flat = rows.squeeze(4).transpose(0, 1)
+    rows.squeeze(4).copy_((flat.flatten(1, 2) @ basis).view(flat.shape).transpose(0, 1))
+
+
 def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, examples: slice = slice(None)) -> Tensor:
     """Inputs of some examples in the eigenbasis, [B, G, T, J]: large products are quickest with positions first.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.labels import Cotangents, independent_residuals, label_cotangents
-from ifcomp.curvature.rotation import plan_rotation, put_rows, sum_equal_indices
+from ifcomp.curvature.rotation import plan_rotation, put_rows, sum_equal_indices, turn_rows
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
@@ -132,21 +132,26 @@ class FormEvaluator:
         blocks, count = self._used_kronecker(), len(cotangents) + (last is not None)
         rows = {block.name: self._rows(block, count) for block in blocks}
         bases = {
-            block.name: self._basis(block).outputs if self._rotates(block, count, total_cotangents, together) else None
+            block.name: self._basis(block).outputs
             for block in blocks
+            if self._rotates(block, count, total_cotangents, together)
         }
+        late = {block.name for block in blocks if block.name in bases and self._recording.positions(block) == 1}
         found: dict[str, list[Tensor]] = defaultdict(list)
 
         def take(block: RecordedBlock, backward: Backward) -> None:
             if isinstance(block, KroneckerBlock):
                 values = backward.each(partial(self._recording.rows, block))
-                put_rows(rows[block.name][:, :, backward.which], values, bases[block.name])
+                basis = None if block.name in late else bases.get(block.name)
+                put_rows(rows[block.name][:, :, backward.which], values, basis)
             elif isinstance(block, NormBlock):
                 found[block.name].append(backward.each(partial(self._recording.scale_and_shift, block)))
             elif isinstance(block, IndexedBlock):
                 found[block.name].append(backward.each(partial(self._whitened_rows, block)))
 
         self._session.backwards(self._recording, cotangents, self._session.recorded, take)
+        for name in late:
+            turn_rows(rows[name][:, :, : len(cotangents)], bases[name])
         for name, own in self._session.other_gradients(self._batch, cotangents).items():
             found[name] = [own * self._roots(name)]
         whitened = {name: torch.cat(parts).transpose(0, 1) for name, parts in found.items()}

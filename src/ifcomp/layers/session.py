@@ -26,7 +26,7 @@ from ifcomp.memory import NO_LIMIT, Budget, most
 LabelUse = Literal["needed", "optional", "unused"]
 
 #: What one piece of a batch may hold without a limit, in bytes.
-PIECE_BYTES = 640 * 2**20
+PIECE_BYTES = 2**30
 
 #: What is kept of it for the next call, in bytes.
 _KEPT_BYTES = 512 * 2**20

@@ -79,10 +79,11 @@ class Tape:
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
-        own_precision = value.requires_grad and value.dtype == output.dtype  # another under autocast
+        own_precision = value.requires_grad and value.dtype == output.dtype == self.dtype  # another under autocast
         if self._quick and site.quick is not None and own_precision and site.quick.pays(value, len(value)):
             if site.module not in self._filters:
-                self._filters[site.module] = site.quick.filters()
+                place = self.room.take(f"filters of {site.blocks[0].name}", site.quick.shape, value.device)
+                self._filters[site.module] = site.quick.filters(place)
             output = site.quick.rewire(value, output, self._filters[site.module])
         names = [block.name for block in site.blocks if block.name in parts]
         if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):

@@ -67,16 +67,21 @@ class QuickBackward:
 
     def holds(self, sizes: torch.Size) -> tuple[int, int]:
         """Numbers that it holds: transformed filters, and for an example with an input of these sizes [C, H, W]."""
-        inputs, outputs = self.module.in_channels, self.module.out_channels
-        tiles = math.prod(map(_tiles, sizes[1:]))
-        return _VALUES**2 * inputs * outputs, 2 * _VALUES**2 * tiles * max(inputs, outputs)
+        values, *channels = self.shape
+        return math.prod(self.shape), 2 * values * math.prod(map(_tiles, sizes[1:])) * max(channels)
 
-    def filters(self) -> Tensor:
-        """The transformed weight, [36, O, C]."""
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the transformed weight, [36, O, C]."""
+        return _VALUES**2, self.module.out_channels, self.module.in_channels
+
+    def filters(self, out: Tensor) -> Tensor:
+        """The transformed weight, in a place for it."""
         evaluate = _matrices()[1].flip(1)  # in a backward taps come the other way round
         both = torch.einsum("jb,ia->jiab", evaluate, evaluate).flatten(2).flatten(0, 1)
-        weight = self.module.weight.detach()
-        return (both.to(weight.dtype) @ weight.flatten(0, 1).flatten(1).T).view(-1, *weight.shape[:2])
+        taps = self.module.weight.detach().flatten(0, 1).flatten(1)
+        torch.mm(both.to(taps.dtype), taps.T, out=out.flatten(1))
+        return out
 
     def rewire(self, value: Tensor, output: Tensor, filters: Tensor) -> Tensor:
         """The convolution's output, with another way back to its input.
