@@ -59,6 +59,16 @@ def test_peaks_are_those_of_the_tensors(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("tensors_only")
+def test_pieces_of_a_batch_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = net(), data()
+    monkeypatch.setattr("ifcomp.layers.session.PIECE_BYTES", int(0.8 * estimate(model, batches).score_memory))
+    ifc = IFComp(model).fit(batches)
+    with Alive() as scoring:
+        ifc.score(batches)
+    assert 0.85 < scoring.peak / estimate(model, batches).score_memory < 1.0
+
+
+@pytest.mark.usefixtures("tensors_only")
 def test_transformed_filters_are_counted() -> None:
     """Convolutions whose quick backward holds more than all else."""
     torch.manual_seed(0)

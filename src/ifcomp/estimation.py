@@ -30,7 +30,7 @@ from ifcomp.influence.choice import choose_kernel, direct_cost, form_bytes, pair
 from ifcomp.influence.weights import Weights, invert
 from ifcomp.layers.block import Block, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session, working_dtype
-from ifcomp.memory import Budget, as_bytes, as_text, available
+from ifcomp.memory import Budget, as_bytes, as_text, available, even_size
 from ifcomp.predictor import IFComp
 from ifcomp.scoring import Evaluation, ScoreOptions, score_frame
 
@@ -203,7 +203,7 @@ def _peak(session: Session, first: Batch, cotangents: int, budget: Budget, holds
     examples, at_once = session.plan(first, cotangents, budget, holds)
     footprint = session.footprint(first)
     filters = footprint.filters if session.is_quick(budget) else 0
-    return budget.held + filters + holds(footprint, min(examples, first.size), at_once)
+    return budget.held + filters + holds(footprint, even_size(first.size, examples), at_once)
 
 
 def _calibrate(session: Session, ifc: IFComp, first: Batch, options: ScoreOptions) -> tuple[float, float, Evaluation]:
