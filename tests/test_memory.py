@@ -214,6 +214,9 @@ def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.Monke
     assert kept() == much
     monkeypatch.setattr(session, "_KEPT_BYTES", much - 1)
     ifc.influence(data[0])
+    assert much / 2 < kept() < much  # all but the largest
+    monkeypatch.setattr(session, "_KEPT_BYTES", 0)
+    ifc.influence(data[0])
     assert kept() == 0
     monkeypatch.undo()
     ifc.influence(data[0])

@@ -199,7 +199,7 @@ def _process(tensors: int) -> int:
 
 
 def _peak(session: Session, first: Batch, cotangents: int, budget: Budget, holds: Holds) -> int:
-    """What a step holds with the pieces that it will work on."""
+    """What a step holds with the pieces that it will work on, if all batches are of the size of the first."""
     examples, at_once = session.plan(first, cotangents, budget, holds)
     footprint = session.footprint(first)
     filters = footprint.filters if session.is_quick(budget) else 0

@@ -339,18 +339,21 @@ ORDER = ("a0", "b0", "c0", "a1", "b1", "c1", "+")
 @pytest.mark.parametrize(("cotangents", "rows"), [(1, 1), (2, 2), (3, 3)])
 @pytest.mark.parametrize("outputs_first", [True, False])
 @pytest.mark.parametrize("inputs_first", [True, False])
+@pytest.mark.parametrize("groups", [1, G])
 def test_slabs_are_all_rotated_gradients(
-    inputs_first: bool, outputs_first: bool, cotangents: int, rows: int, examples: int, unfolded: int
+    groups: int, inputs_first: bool, outputs_first: bool, cotangents: int, rows: int, examples: int, unfolded: int
 ) -> None:
+    basis = Basis(BASIS.inputs[:groups], BASIS.outputs[:groups])
+    given_rows, columns = ROWS[:, :groups], COLUMNS[:, :groups]
     plan = RotationPlan(inputs_first, outputs_first, examples, cotangents, rows if outputs_first else R, unfolded)
-    given = torch.einsum("gpo,bgcpt->bgcot", BASIS.outputs, ROWS) if outputs_first else ROWS
-    expected = torch.einsum("gpo,bgcpt,bgkt,gkj->bgcoj", BASIS.outputs, ROWS, COLUMNS, BASIS.inputs)
+    given = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, given_rows) if outputs_first else given_rows
+    expected = torch.einsum("gpo,bgcpt,bgkt,gkj->bgcoj", basis.outputs, given_rows, columns, basis.inputs)
     found = torch.full_like(expected, torch.nan)
-    for slab in rotated_slabs(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS, given, plan):
+    for slab in rotated_slabs(Recorded(columns), kronecker("x", groups, R, J), basis, given, plan):
         there = (slab.examples, slice(None), slab.cotangents, slab.rows)
         assert found[there].isnan().all(), "twice"
         found[there] = slab.gradients
-        assert found[there].numel() <= examples * cotangents * rows * G * J or not outputs_first
+        assert found[there].numel() <= examples * cotangents * rows * groups * J or not outputs_first
     assert_close(found, expected)
 
 
@@ -363,13 +366,14 @@ def test_inputs_are_rotated_before_they_are_unfolded_where_offsets_share_a_basis
     assert rotated_columns(Recorded(COLUMNS), kronecker("x", G, R, J), BASIS).shape == (B, G, T, J)
 
 
-def test_output_gradients_at_one_position_are_rotated_together_where_they_are() -> None:
-    rows = ROWS[..., :1].repeat(1, 1, 2, 1, 1)
-    expected = torch.einsum("gpo,bgcpt->bgcot", BASIS.outputs, rows[:, :, :-1])
-    untouched = rows[:, :, -1].clone()
-    turn_rows(rows[:, :, :-1], BASIS.outputs)
-    assert_close(rows[:, :, :-1], expected)
-    assert torch.equal(rows[:, :, -1], untouched)
+@pytest.mark.parametrize("groups", [1, G])
+@pytest.mark.parametrize("some", [slice(None), slice(0, 2)])
+def test_output_gradients_at_one_position_are_rotated_together_where_they_are(groups: int, some: slice) -> None:
+    rows, outputs = ROWS[:, :groups, ..., :1].clone(), BASIS.outputs[:groups]
+    expected = rows.clone()
+    expected[:, :, some] = torch.einsum("gpo,bgcpt->bgcot", outputs, rows[:, :, some])
+    turn_rows(rows[:, :, some], outputs)
+    assert_close(rows, expected)
 
 
 @pytest.mark.parametrize("positions", [1, 32, 33])

@@ -69,7 +69,7 @@ def test_what_a_piece_of_the_first_pass_holds() -> None:
         (1, 10 * 4, 10 * 4),  # no gradient is formed: rotated inputs, and inputs
         (2, 80, 80 + 4 * 3 * 30),  # rotated inputs; inputs, and gradients of 3 cotangents
         (7, 280 + 4 * 3 * 18, 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
-        (20, 4 * 3 * 30 + 4 * 3 * 18, 800 + 2 * (4 * 3 * 30)),  # and so are inputs
+        (20, 3 * (4 * 3 * 30) + 4 * 3 * 18, 800 + 2 * (4 * 3 * 30)),  # and so are inputs, with groups first
     ],
 )
 def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int, rooms: int) -> None:
@@ -81,14 +81,14 @@ def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int, roo
     assert asked == [(there, 4, 3, entries * 4)]
 
 
-def test_gradients_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rotations on the gradient, few inputs at once: one example's 10 x 10 inputs beside 3 x 3 x 10 gradients."""
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 90)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
     asked: list[int] = []
     own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
     assert holdings.slab_bytes(own, footprint(positions={"grouped": 10}), 4, 3) == 5 + (100 + 2 * 90) * 4
-    assert asked == [(90 + 3 * 2 * 9) * 4]  # the third, and the basis for every gradient
+    assert asked == [(3 * 90 + 3 * 2 * 9) * 4]  # the others, and the basis for every gradient
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases
     copies = 2 if block.groups == 1 and positions <= FEW_POSITIONS else 1
-    return slab, turned, columns, (columns * copies if plan.inputs_first else slab) + bases
+    gradients = slab if block.groups == 1 else 3 * slab  # groups come first to be rotated, and back
+    return slab, turned, columns, (columns * copies if plan.inputs_first else gradients) + bases
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

@@ -228,10 +228,8 @@ def _slabs_of(
                 torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
             if not plan.inputs_first:
                 assert basis.inputs is not None
-                if block.groups == 1:  # one product for all gradients
-                    slab = (slab.flatten(0, 3) @ basis.inputs[0]).view(shape)
-                else:
-                    slab = slab @ basis.inputs.unsqueeze(1)
+                flat = slab.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
+                slab = (flat @ basis.inputs).view(block.groups, len(slab), *shape[2:]).transpose(0, 1)
             if turned is not None:
                 outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
                 out = turned[: math.prod(shape)].view(shape)

@@ -53,6 +53,8 @@ class Room:
         return self._places[name][:size].view(shape)
 
     def clear(self, beyond: int = 0) -> None:
-        """Give everything back if it is more than so many bytes."""
-        if sum(place.nbytes for place in self._places.values()) > beyond:
-            self._places.clear()
+        """Give back places, the largest first, until they are no more than so many bytes."""
+        for name in sorted(self._places, key=lambda name: self._places[name].nbytes, reverse=True):
+            if sum(place.nbytes for place in self._places.values()) <= beyond:
+                break
+            del self._places[name]

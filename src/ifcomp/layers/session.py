@@ -28,8 +28,8 @@ LabelUse = Literal["needed", "optional", "unused"]
 #: What one piece of a batch may hold without a limit, in bytes.
 PIECE_BYTES = 2**30
 
-#: What is kept of it for the next call, in bytes.
-_KEPT_BYTES = 512 * 2**20
+#: What is kept for the next call, in bytes: all of a piece, as a rule.
+_KEPT_BYTES = 2**30
 
 #: More examples in a piece gain nothing.
 _MOST_EXAMPLES = 256
@@ -313,12 +313,13 @@ class Session:
             uses = recording.uses.get(site.blocks[0].name, [])
             if site.quick is None:
                 continue
-            quick = [use for use in uses if site.quick.pays(use.value, len(use.value) * _MOST_EXAMPLES)]
+            own = [use for use in uses if use.value.dtype == self.dtype]
+            quick = [use for use in own if site.quick.pays(use.value, len(use.value) * _MOST_EXAMPLES)]
             held = [site.quick.holds(use.value.shape[1:]) for use in quick]
-            filters += [own for own, _ in held[:1]]
+            filters += [weights for weights, _ in held[:1]]
             turned += [
-                len(use.value) * own + 3 * max(use.shape.numel(), use.value.numel())
-                for (_, own), use in zip(held, quick, strict=True)
+                len(use.value) * each + 3 * max(use.shape.numel(), use.value.numel())
+                for (_, each), use in zip(held, quick, strict=True)
             ]
         return filters, turned
 

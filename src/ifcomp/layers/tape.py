@@ -79,7 +79,7 @@ class Tape:
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
-        own_precision = value.requires_grad and value.dtype == output.dtype == self.dtype  # another under autocast
+        own_precision = value.requires_grad and value.dtype == output.dtype == self.dtype  # not under autocast
         if self._quick and site.quick is not None and own_precision and site.quick.pays(value, len(value)):
             if site.module not in self._filters:
                 place = self.room.take(f"filters of {site.blocks[0].name}", site.quick.shape, value.device)
