@@ -1,6 +1,7 @@
 """The pNML distribution, against ACNML with the same EKFAC posterior."""
 
 import math
+import warnings
 from functools import partial
 
 import torch
@@ -13,6 +14,9 @@ from benchmarks.suites.influence import DAMPING, fitted
 from benchmarks.timing import interleaved
 from ifcomp.baselines.acnml import Acnml
 from ifcomp.batches import as_batch
+from ifcomp.errors import IfcompWarning
+
+warnings.filterwarnings("ignore", "alpha=", IfcompWarning)  # time does not depend on it
 
 STEPS = 5
 #: As many as the posterior is made narrow for; with the few that are fitted here steps would be far too long.
