@@ -54,7 +54,7 @@ def plain_network(classes: int, width: int = 32) -> nn.Module:
     )
 
 
-LENET = Network(LeNet, LeNet, (1, 28, 28), batch=256, few=64, sua=False)
+LENET = Network(LeNet, LeNet, (1, 28, 28), batch=512, few=64, sua=False)
 RESNET20 = Network(resnet20, resnet20, (3, 32, 32), batch=64, few=16, sua=True)
 RESNET18 = Network(resnet18, lambda classes: resnet18(classes, width=4), (3, 32, 32), batch=32, few=8, sua=True)
 PLAIN = Network(plain_network, lambda classes: plain_network(classes, 4), (3, 32, 32), batch=100, few=100, sua=False)

@@ -32,7 +32,7 @@ PIECE_BYTES = 2**30
 _KEPT_BYTES = 2**30
 
 #: More examples in a piece gain nothing.
-_MOST_EXAMPLES = 256
+_MOST_EXAMPLES = 512
 
 #: ... unless what autograd keeps of them all is smaller than this: if only the last layers are covered.
 _SMALL_GRAPH = 1 << 20
