@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, OtherBlock
@@ -67,13 +68,13 @@ class Recorded:
     def inside(self, block: KroneckerBlock) -> Tensor:
         return torch.ones(self.inputs.shape[3], block.offsets, dtype=torch.bool)
 
-    def columns(self, block: KroneckerBlock, examples: slice = slice(None)) -> Tensor:
+    def columns(self, block: KroneckerBlock, examples: slice, width: int) -> Tensor:
         assert not block.shared_offsets
-        return self.inputs[examples]
+        return F.pad(self.inputs[examples], (0, 0, 0, width - block.columns))
 
     def room(self, _: str, *shape: int) -> Tensor:
         return self.inputs.new_full(shape, torch.nan)
 
-    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
+    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice, width: int) -> Tensor:
         assert block.shared_offsets
-        return self.inputs[examples].transpose(2, 3) * basis
+        return F.pad(self.inputs[examples].transpose(2, 3) * basis, (0, width - block.columns))

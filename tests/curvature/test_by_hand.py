@@ -340,19 +340,31 @@ ORDER = ("a0", "b0", "c0", "a1", "b1", "c1", "+")
 @pytest.mark.parametrize("outputs_first", [True, False])
 @pytest.mark.parametrize("inputs_first", [True, False])
 @pytest.mark.parametrize("groups", [1, G])
+@pytest.mark.parametrize("width", [J, J + 3])
 def test_slabs_are_all_rotated_gradients(
-    groups: int, inputs_first: bool, outputs_first: bool, cotangents: int, rows: int, examples: int, unfolded: int
+    width: int,
+    groups: int,
+    inputs_first: bool,
+    outputs_first: bool,
+    cotangents: int,
+    rows: int,
+    examples: int,
+    unfolded: int,
 ) -> None:
     basis = Basis(BASIS.inputs[:groups], BASIS.outputs[:groups])
     given_rows, columns = ROWS[:, :groups], COLUMNS[:, :groups]
-    plan = RotationPlan(inputs_first, outputs_first, examples, cotangents, rows if outputs_first else R, unfolded)
+    plan = RotationPlan(
+        inputs_first, outputs_first, examples, cotangents, rows if outputs_first else R, unfolded, width
+    )
     given = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, given_rows) if outputs_first else given_rows
     expected = torch.einsum("gpo,bgcpt,bgkt,gkj->bgcoj", basis.outputs, given_rows, columns, basis.inputs)
     found = torch.full_like(expected, torch.nan)
     for slab in rotated_slabs(Recorded(columns), kronecker("x", groups, R, J), basis, given, plan):
         there = (slab.examples, slice(None), slab.cotangents, slab.rows)
         assert found[there].isnan().all(), "twice"
-        found[there] = slab.gradients
+        found[there] = slab.gradients[..., :J]
+        assert slab.gradients.shape[-1] == width
+        assert not slab.gradients[..., J:].any()
         assert found[there].numel() <= examples * cotangents * rows * groups * J or not outputs_first
     assert_close(found, expected)
 

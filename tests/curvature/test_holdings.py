@@ -93,9 +93,10 @@ def test_gradients_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("positions", "entries", "rooms"),
-    [(1, 28 * 4, 28 * 4), (2, 0, 2 * 28 * 4 + 4 * 3 * 4 * 28), (30, 0, 30 * 28 * 4 + 2 * (4 * 3 * 4 * 28))],
+    [(1, 28 * 4, 28 * 4), (2, 4 * 32, 2 * 32 * 4 + 4 * 3 * 4 * 32), (30, 4 * 32, 30 * 32 * 4 + 2 * (4 * 3 * 4 * 32))],
 )
 def test_unfolded_inputs_with_shared_offsets_have_a_room_of_their_own(positions: int, entries: int, rooms: int) -> None:
+    """28 columns are as wide as 32, and so is the inverse curvature of 4 rows then."""
     asked: list[int] = []
     own = session(kronecker=(SHARED,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
     assert holdings.slab_bytes(own, footprint(positions={"shared": positions}), 4, 3) == 5 + 4 * rooms
@@ -112,6 +113,15 @@ def test_bases_of_groups_are_repeated_for_every_gradient(groups: int, entries: i
     assert asked == [4 * entries]
 
 
+def test_zeros_around_the_basis_and_after_the_inverse_curvature_are_counted() -> None:
+    """Four examples of 31 inputs at two positions, as wide as 32, and gradients of 3 cotangents and 3 rows."""
+    asked: list[int] = []
+    own = session(kronecker=(kronecker("x", 1, 3, 31),), recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    inputs = 4 * 2 * 32
+    assert holdings.slab_bytes(own, footprint(positions={"x": 2}), 4, 3) == 5 + 4 * (inputs + 4 * 3 * 3 * 32)
+    assert asked == [4 * (2 * inputs + 32 * (3 + 2 * 32))]
+
+
 def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten gradients of ten entries fit: sixteen are two slabs of eight, but ten that are left are one."""
     for room in (rotation, holdings):
@@ -126,7 +136,7 @@ def test_layers_share_rooms() -> None:
     """The largest slab, the largest inputs: from two layers."""
     own = session(kronecker=(GROUPED, SHARED), recording_bytes=lambda *given: given[3])
     found = holdings.slab_bytes(own, footprint(positions={"grouped": 2, "shared": 2}), 4, 3)
-    assert found == 4 * (80 + max(4 * 3 * 30, 4 * 3 * 4 * 28) + max(80, 2 * 28 * 4))
+    assert found == 4 * (max(80, 4 * 32) + max(4 * 3 * 30, 4 * 3 * 4 * 32) + max(80, 2 * 32 * 4))
 
 
 def test_nothing_ran() -> None:
@@ -194,19 +204,24 @@ def test_the_largest_layers_are_described_largest_first() -> None:
     ("shape", "positions", "cotangents", "expected"),
     [
         # gradients of one example: 3 x 10 for each of 3 cotangents, 90 of 100 entries
-        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 3, 50)),
-        ((2, 3, 5), 2, 1, RotationPlan(True, True, 3, 1, 3, 48)),  # three examples of 30: 16 slabs of 3 x 20 inputs
-        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11)),  # 9 positions are no more than 3 x 3 rows
-        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10)),
-        ((2, 3, 5), 5, 1, RotationPlan(False, True, 3, 1, 3, 18)),  # 5 positions are no more than 5 columns
-        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11)),  # 5 of 7 rows fit, so two slabs of 4
-        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 7, 3)),  # fewer columns than positions: rows stay together
-        ((1, 7, 15), 30, 2, RotationPlan(False, True, 1, 2, 3, 2)),  # ... unless 7 x 15 are more than 100
-        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33)),  # not even one row of 30 cotangents fits
-        ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33)),  # 10 of 22 fit, so three slabs of 8
-        ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1)),  # one at least of everything
-        ((1, 2, 2), 20, 1, RotationPlan(False, False, 25, 1, 2, 25)),  # 25 examples of 4 gradients, of 40 inputs
-        ((1, 2, 2), 50, 1, RotationPlan(False, False, 10, 1, 2, 10)),  # the inputs of ten examples are 1000
+        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 3, 50, 5)),
+        ((2, 3, 5), 2, 1, RotationPlan(True, True, 3, 1, 3, 48, 5)),  # three examples of 30: 16 slabs of 3 x 20 inputs
+        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11, 5)),  # 9 positions are no more than 3 x 3 rows
+        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10, 5)),
+        ((2, 3, 5), 5, 1, RotationPlan(False, True, 3, 1, 3, 18, 5)),  # 5 positions are no more than 5 columns
+        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11, 10)),  # 5 of 7 rows fit, so two slabs of 4
+        (
+            (1, 7, 10),
+            30,
+            2,
+            RotationPlan(False, False, 1, 1, 7, 3, 10),
+        ),  # rows stay together as positions are many
+        ((1, 7, 15), 30, 2, RotationPlan(False, True, 1, 2, 3, 2, 16)),  # ... unless 7 x 16 are more than 100
+        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33, 10)),  # not even one row of 30 cotangents fits
+        ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33, 10)),  # 10 of 22 fit, so three slabs of 8
+        ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1, 304)),  # one at least of everything
+        ((1, 2, 2), 20, 1, RotationPlan(False, False, 25, 1, 2, 25, 2)),  # 25 examples of 4 gradients, of 40 inputs
+        ((1, 2, 2), 50, 1, RotationPlan(False, False, 10, 1, 2, 10, 2)),  # the inputs of ten examples are 1000
     ],
 )
 def test_plans_by_hand(

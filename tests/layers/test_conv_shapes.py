@@ -147,7 +147,7 @@ def test_pairs_leave_out_nothing_but_padding(shape: Shape) -> None:
         batch=2,
         positions=lambda _: len(seen),
         inside=lambda block: block.inside(inputs.shape[2:]),
-        rotated_windows=lambda _block, _basis, examples: windows[examples],
+        rotated_windows=lambda _block, _basis, examples, _width: windows[examples],
     )
     weights = torch.rand(block.groups, block.rows, block.columns, dtype=torch.float64)
     expected = torch.einsum("goj,ngtj,nguj->ngotu", weights, windows, windows)

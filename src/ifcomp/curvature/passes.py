@@ -249,7 +249,7 @@ def _add_kronecker_squares(
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
     for slab in rotated_slabs(recording, block, basis, rows, plan):
-        _add_slab_squares(total[:, slab.rows], slab.gradients)
+        _add_slab_squares(total[:, slab.rows], slab.gradients[..., : block.columns])
         del slab  # before the next is made
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
@@ -31,6 +32,12 @@ COLUMN_ENTRIES = 1 << 20
 #: A product of so many multiplications is worth a call of its own, to have its result where it is wanted.
 _LARGE_PRODUCT = 1 << 20
 
+#: Matrix products are quickest with columns in whole vectors of so many numbers, ...
+_VECTOR = 8
+
+#: ... unless that takes this much more of them.
+_MOST_WIDENED = 1.25
+
 #: Up to this many positions a basis is applied to all positions of all examples as one large matrix product.
 FEW_POSITIONS = 32
 
@@ -46,6 +53,7 @@ class RotationPlan:
         cotangents: Cotangents per slab.
         rows: Output rows per slab.
         unfolded: Examples whose inputs are unfolded at once: those of some slabs.
+        width: Columns of a slab: J, or a few more that are zero.
     """
 
     inputs_first: bool
@@ -54,6 +62,7 @@ class RotationPlan:
     cotangents: int
     rows: int
     unfolded: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Slab:
         examples: Which examples of the batch.
         cotangents: Which cotangents.
         rows: Which output rows of the block.
-        gradients: [B', G, C', O', J]; may be changed in place, and is gone with the next slab.
+        gradients: [B', G, C', O', width]; may be changed in place, and is gone with the next slab.
     """
 
     examples: slice
@@ -87,7 +96,8 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         cotangents: C.
         together: Whether the gradients of all cotangents are needed at once, so that a few rows it must be.
     """
-    outputs, columns = block.rows, block.groups * block.columns
+    width = _whole_vectors(block.columns)
+    outputs, columns = block.rows, block.groups * width
     whole = not together and positions > block.columns and outputs * columns <= SLAB_ENTRIES
     rows = outputs if whole else even_size(outputs, SLAB_ENTRIES // (columns * cotangents))
     examples = max(1, min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions)))
@@ -99,7 +109,19 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         cotangents=even_size(cotangents, SLAB_ENTRIES // (columns * rows)),
         rows=rows,
         unfolded=slabs * examples,
+        width=width,
     )
+
+
+def _whole_vectors(columns: int) -> int:
+    """Columns that fill whole vectors, if these are hardly more."""
+    wider = -(-columns // _VECTOR) * _VECTOR
+    return wider if wider <= _MOST_WIDENED * columns else columns
+
+
+def widened(values: Tensor, width: int) -> Tensor:
+    """Values [..., J] with zeros after them, [..., width]; the same ones where there is nothing to add."""
+    return F.pad(values, (0, width - values.shape[-1])) if width > values.shape[-1] else values
 
 
 def apply_basis(basis: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
@@ -150,22 +172,35 @@ def turn_rows(rows: Tensor, basis: Tensor) -> None:
     rows.squeeze(4).copy_((flat.flatten(1, 2) @ basis).view(flat.shape).transpose(0, 1))
 
 
-def rotated_columns(recording: Recording, block: KroneckerBlock, basis: Basis, examples: slice = slice(None)) -> Tensor:
+def rotated_columns(
+    recording: Recording,
+    block: KroneckerBlock,
+    basis: Basis,
+    examples: slice = slice(None),
+    width: int | None = None,
+) -> Tensor:
     """Inputs of some examples in the eigenbasis, [B, G, T, J]: large products are quickest with positions first.
 
     With shared offsets channels are rotated before they are unfolded, J is in the order of `KroneckerBlock.by_offset`,
-    and the next call overwrites what this one returns.
+    and the next call overwrites what this one returns. A width of more than J adds columns of zeros.
     """
     assert basis.inputs is not None
+    width = width or block.columns
     if block.shared_offsets:
-        return recording.rotated_windows(block, basis.inputs, examples)
-    columns = recording.columns(block, examples).transpose(-1, -2)
+        return recording.rotated_windows(block, basis.inputs, examples, width)
+    columns, turn = recording.columns(block, examples, width).transpose(-1, -2), _wide_basis(basis, width)
     if block.groups > 1:
-        return columns @ basis.inputs
+        return columns @ turn
     flat = columns[:, 0]
     if flat.shape[1] <= FEW_POSITIONS:
-        return (flat.reshape(-1, flat.shape[2]) @ basis.inputs[0]).view(flat.shape).unsqueeze(1)
-    return torch.bmm(flat, basis.inputs.expand(len(flat), -1, -1)).unsqueeze(1)
+        return (flat.reshape(-1, flat.shape[2]) @ turn[0]).view(flat.shape).unsqueeze(1)
+    return torch.bmm(flat, turn.expand(len(flat), -1, -1)).unsqueeze(1)
+
+
+def _wide_basis(basis: Basis, width: int) -> Tensor:
+    """The basis of inputs [G, J, J] with zeros around it, [G, width, width]."""
+    assert basis.inputs is not None
+    return widened(widened(basis.inputs, width).transpose(1, 2), width).transpose(1, 2)
 
 
 def rotated_slabs(
@@ -189,7 +224,7 @@ def rotated_slabs(
         last: Coefficients [B, C] of a sum of the gradients that every slab has as one more; the plan must count it,
             and have all cotangents in a slab.
     """
-    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * block.columns
+    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * plan.width
     room = recording.room("slab", largest)
     turned = None if plan.outputs_first else recording.room("turned slab", largest)
     for some in _slices(recording.batch, plan.unfolded):
@@ -208,17 +243,17 @@ def _slabs_of(
     turned: Tensor | None,
 ) -> Iterator[Slab]:
     """The slabs of some examples, whose inputs are gone at the end."""
-    rotated = plan.inputs_first
-    inputs = (  # [B'', G, T, J]
-        rotated_columns(recording, block, basis, some) if rotated else recording.columns(block, some).transpose(-1, -2)
-    )
+    if plan.inputs_first:
+        inputs, turn = rotated_columns(recording, block, basis, some, plan.width), None
+    else:
+        inputs, turn = recording.columns(block, some, plan.width).transpose(2, 3), _wide_basis(basis, plan.width)
     kept_and_cotangents = list(product(_slices(block.rows, plan.rows), _slices(rows.shape[2], plan.cotangents)))
     for own in _slices(len(inputs), plan.examples):  # Python is as slow as a small product: little is done within
         examples = slice(some.start + own.start, some.start + own.stop)
         given, columns = rows[examples], inputs[own].flatten(0, 1)
         for kept, cotangents in kept_and_cotangents:
             part = given[:, :, cotangents, kept]
-            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], block.columns)
+            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], plan.width)
             slab = room[: math.prod(shape)].view(shape)
             formed = slab if last is None else slab[:, :, :-1]
             torch.bmm(_matrices(part), columns, out=_matrices(formed))
@@ -226,10 +261,9 @@ def _slabs_of(
                 each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O'J]
                 coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
                 torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
-            if not plan.inputs_first:
-                assert basis.inputs is not None
+            if turn is not None:
                 flat = slab.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
-                slab = (flat @ basis.inputs).view(block.groups, len(slab), *shape[2:]).transpose(0, 1)
+                slab = (flat @ turn).view(block.groups, len(slab), *shape[2:]).transpose(0, 1)
             if turned is not None:
                 outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
                 out = turned[: math.prod(shape)].view(shape)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis
-from ifcomp.curvature.rotation import plan_rotation, rotated_columns, rotated_slabs
+from ifcomp.curvature.rotation import plan_rotation, rotated_columns, rotated_slabs, widened
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
@@ -43,6 +43,7 @@ def direct_forms(
     count = rows.shape[2] + (last is not None)
     forms = weights.new_zeros(recording.batch, count)
     plan = plan_rotation(block, rows.shape[4], count)
+    weights = widened(weights, plan.width)
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
         found = _weighted_sums(squares, weights[:, slab.rows].flatten(1))
@@ -61,8 +62,8 @@ def _weighted_sums(squares: Tensor, weights: Tensor) -> Tensor:
 def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
     """``sum_ij G_ij W_ij H_ij`` for every example and pair of cotangents, [B, C, C]; arguments as `direct_forms`."""
     products = weights.new_zeros(recording.batch, rows.shape[2], rows.shape[2])
-    roots = weights.sqrt()
     plan = plan_rotation(block, rows.shape[4], rows.shape[2], together=True)
+    roots = widened(weights.sqrt(), plan.width)
     slabs = rotated_slabs(recording, block, basis, rows, plan)
     for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
         parts = [(slab, slab.gradients * roots[:, slab.rows].unsqueeze(1)) for slab in same]  # all cotangents

@@ -53,19 +53,20 @@ class Recording(Graph):
             found.append(rows)
         return found
 
-    def columns(self, block: KroneckerBlock, examples: slice | None = None) -> Tensor:
+    def columns(self, block: KroneckerBlock, examples: slice | None = None, width: int | None = None) -> Tensor:
         """Canonical inputs a [B, G, J, T] of a Kronecker block, the bias included.
 
         Args:
             block: The block.
             examples: Some of the batch; the next call, for this or another block, overwrites what is returned for them.
                 None is all of them, in memory of its own.
+            width: J, or more: columns of zeros after the others.
         """
         count = self.batch if examples is None else len(range(self.batch)[examples])
         if not block.has_weight:
             return torch.ones(count, block.groups, 1, self.positions(block), dtype=self.dtype, device=self.device)
         values = [value[slice(None) if examples is None else examples].to(self.dtype) for value in self.inputs(block)]
-        shape = (count, block.groups, block.columns, self.positions(block))
+        shape = (count, block.groups, width or block.columns, self.positions(block))
         found = values[0].new_empty(shape) if examples is None else self.room("windows", *shape)
         start = 0
         for value in values:  # [B, R, features...]
@@ -76,17 +77,17 @@ class Recording(Graph):
             part = found[:, :, : block.columns - block.has_bias, start : start + size]
             part.unflatten(3, view.shape[inner:]).unflatten(2, view.shape[2:inner]).copy_(view)
             start += size
-        if block.has_bias:
-            found[:, :, -1] = 1
+        _complete(found, block)
         return found
 
-    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice) -> Tensor:
+    def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice, width: int) -> Tensor:
         """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.
 
-        J is in the order of `KroneckerBlock.by_offset`. The next call overwrites what this one returns.
+        J is in the order of `KroneckerBlock.by_offset`, with zeros after it where more columns are asked for. The next
+        call overwrites what this one returns.
         """
         values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
-        found = self.room("windows", len(values[0]), block.groups, self.positions(block), block.columns)
+        found = self.room("windows", len(values[0]), block.groups, self.positions(block), width)
         start = 0
         for value in values:
             windows = block.rotated_windows(value.flatten(0, 1), basis)  # [B R, G, *positions, *kernel, C]
@@ -96,8 +97,7 @@ class Recording(Graph):
             part = found[:, :, start : start + size, : block.columns - block.has_bias]
             part.unflatten(3, windows.shape[inner:]).unflatten(2, windows.shape[2:inner]).copy_(windows)
             start += size
-        if block.has_bias:
-            found[..., -1] = 1
+        _complete(found.transpose(2, 3), block)
         return found
 
     def inside(self, block: KroneckerBlock) -> Tensor:
@@ -170,6 +170,13 @@ class Recording(Graph):
                 f"The input of layer '{block.name}' is changed in place after the layer used it, so its gradient "
                 "cannot be formed. Use the out-of-place operation there."
             )
+
+
+def _complete(columns: Tensor, block: KroneckerBlock) -> None:
+    """Put the input of the bias into columns [B, G, J, T], and zeros where more columns were asked for."""
+    if block.has_bias:
+        columns[:, :, block.columns - 1] = 1
+    columns[:, :, block.columns :] = 0
 
 
 def _positions_last(rows: Tensor, batch: int) -> Tensor:
