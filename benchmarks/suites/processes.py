@@ -18,7 +18,7 @@ def measure(setup: Setup) -> Measured:
     measured, means = Measured(), {}
     for _ in range(setup.slow_rounds):
         for processes in (1, 2):
-            found = in_child(fit_and_score, setup.size(1024), setup.size(256), setup.tiny, processes=processes)
+            found = in_child(fit_and_score, setup.size(2048), setup.size(512), setup.tiny, processes=processes)
             sizes = {"fit": found["fitted"], "score": found["scored"], "forward": found["fitted"]}
             for name, examples in sizes.items():
                 measured.add({f"{name}, {processes}": Timed(found[name], None)}, examples)
@@ -38,8 +38,8 @@ def fit_and_score(fitted: int, scored: int, tiny: bool) -> dict[str, object]:
         IFComp(model, sua=True).fit(batches[:1], progress=False)
         ifc = IFComp(model, sua=True)
         fit = timed(lambda: ifc.fit(batches, progress=False))
-        score = timed(lambda: ifc.score(some, progress=False))
         compared = ifc.score([some[0][:16]], damping=FLAT, progress=False).frame
+        score = timed(lambda: ifc.score(some, progress=False))
         own = batches[ranks().rank :: ranks().world]
         passes = timed(lambda: [forward(model, batch) for batch in own])
     mean = float(compared["expected_influence"].mean())
@@ -51,7 +51,7 @@ SUITE = Suite(
     "processes",
     "two processes with one thread each under torchrun, against one process with one thread; starting them is not "
     "counted.",
-    minutes=2,
+    minutes=6,
     sections=(
         Section(
             f"Fit and scoring, K = {CLASSES}",

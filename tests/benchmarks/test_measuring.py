@@ -99,15 +99,16 @@ def test_growth_with_examples() -> None:
 
 
 def test_peak_memory_is_above_what_is_held_at_the_start() -> None:
-    held = bytearray(b"x" * (200 << 20))
+    """More than the C library keeps of what was freed by the tests before, which it would take it from."""
+    held = bytearray(b"x" * (400 << 20))
     del held  # was larger before, which must not hide anything
     kept: list[bytes] = []
 
     def work() -> None:
-        kept.append(bytes(b"x" * (64 << 20)))
+        kept.append(bytes(b"x" * (300 << 20)))
         kept.clear()
 
-    assert 60 << 20 < peak_memory(work) < 90 << 20
+    assert 290 << 20 < peak_memory(work) < 330 << 20
 
 
 def test_processes_share_the_work() -> None:

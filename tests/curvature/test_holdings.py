@@ -205,10 +205,10 @@ def test_the_largest_layers_are_described_largest_first() -> None:
     [
         # gradients of one example: 3 x 10 for each of 3 cotangents, 90 of 100 entries
         ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 3, 50, 5)),
-        ((2, 3, 5), 2, 1, RotationPlan(True, True, 3, 1, 3, 48, 5)),  # three examples of 30: 16 slabs of 3 x 20 inputs
+        ((2, 3, 5), 2, 1, RotationPlan(True, True, 2, 1, 3, 50, 5)),  # two of three examples of 30: 25 slabs of 2 x 20
         ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11, 5)),  # 9 positions are no more than 3 x 3 rows
         ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10, 5)),
-        ((2, 3, 5), 5, 1, RotationPlan(False, True, 3, 1, 3, 18, 5)),  # 5 positions are no more than 5 columns
+        ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 3, 20, 5)),  # 5 positions are no more than 5 columns
         ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11, 10)),  # 5 of 7 rows fit, so two slabs of 4
         (
             (1, 7, 10),
@@ -220,8 +220,8 @@ def test_the_largest_layers_are_described_largest_first() -> None:
         ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33, 10)),  # not even one row of 30 cotangents fits
         ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33, 10)),  # 10 of 22 fit, so three slabs of 8
         ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1, 304)),  # one at least of everything
-        ((1, 2, 2), 20, 1, RotationPlan(False, False, 25, 1, 2, 25, 2)),  # 25 examples of 4 gradients, of 40 inputs
-        ((1, 2, 2), 50, 1, RotationPlan(False, False, 10, 1, 2, 10, 2)),  # the inputs of ten examples are 1000
+        ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 25 examples of 4 gradients, of 40 inputs
+        ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2)),  # the inputs of ten examples are 1000
     ],
 )
 def test_plans_by_hand(
@@ -241,3 +241,9 @@ def test_gradients_that_are_needed_together_are_split_by_rows(monkeypatch: pytes
 def test_shared_offsets_are_rotated_first() -> None:
     assert plan_rotation(SHARED, 10**4, 1).inputs_first
     assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1).inputs_first
+
+
+@pytest.mark.parametrize(("fit", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (51, 48)])
+def test_slabs_have_examples_that_threads_share(fit: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", fit * 6)
+    assert plan_rotation(kronecker("x", 1, 3, 2), 2, 1).examples == shared

@@ -29,8 +29,8 @@ def test_costs() -> None:
     """Ten cotangents, seven positions, 28 pairs of them. A cached number costs 4, another one 24 to move."""
     assert choice.direct_cost(GROUPED, 7, 10) == 2 * 10 * 15 * (7 + 2 * 4)
     assert choice.pairs_cost(GROUPED, 7, 10) == 2 * 28 * (15 + 24 * 5 + 24 * 10 * 3)
-    assert choice.direct_cost(kronecker("x", 1, 512, 1024), 7, 2) == 2 * 2**19 * (7 + 2 * 4)
-    assert choice.direct_cost(kronecker("x", 1, 512, 1025), 7, 2) == 2 * 512 * 1025 * (7 + 2 * 12)
+    assert choice.direct_cost(kronecker("x", 1, 2048, 1024), 7, 2) == 2 * 2**21 * (7 + 2 * 4)
+    assert choice.direct_cost(kronecker("x", 1, 2048, 1025), 7, 2) == 2 * 2048 * 1025 * (7 + 2 * 12)
 
 
 def test_the_cheaper_kernel_is_taken() -> None:

@@ -21,13 +21,13 @@ from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 from ifcomp.memory import even_size
 
-#: Entries of one slab of gradients: few enough to stay in a core's cache while they are squared and summed, and enough
-#: for large matrix products.
-SLAB_ENTRIES = 1 << 19
+#: Entries of one slab of gradients: few enough to stay in the cache while they are squared and summed, and enough for
+#: large matrix products, which two threads can share.
+SLAB_ENTRIES = 1 << 21
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
-COLUMN_ENTRIES = 1 << 20
+COLUMN_ENTRIES = 1 << 22
 
 #: A product of so many multiplications is worth a call of its own, to have its result where it is wanted.
 _LARGE_PRODUCT = 1 << 20
@@ -100,7 +100,8 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     outputs, columns = block.rows, block.groups * width
     whole = not together and positions > block.columns and outputs * columns <= SLAB_ENTRIES
     rows = outputs if whole else even_size(outputs, SLAB_ENTRIES // (columns * cotangents))
-    examples = max(1, min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions)))
+    fit = min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions))
+    examples = _shareable(max(1, fit))
     slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
     return RotationPlan(
         inputs_first=block.shared_offsets or positions <= cotangents * outputs,
@@ -111,6 +112,11 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         unfolded=slabs * examples,
         width=width,
     )
+
+
+def _shareable(count: int) -> int:
+    """Hardly fewer examples, that threads can share evenly: of three that two threads share, one waits for another."""
+    return count - count % min(8, 1 << (count.bit_length() - 1))
 
 
 def _whole_vectors(columns: int) -> int:
