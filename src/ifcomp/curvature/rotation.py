@@ -27,7 +27,7 @@ SLAB_ENTRIES = 1 << 21
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
-COLUMN_ENTRIES = 1 << 22
+COLUMN_ENTRIES = 1 << 21
 
 #: A product of so many multiplications is worth a call of its own, to have its result where it is wanted.
 _LARGE_PRODUCT = 1 << 20
