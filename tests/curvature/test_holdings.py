@@ -67,8 +67,12 @@ def test_what_a_piece_of_the_first_pass_holds() -> None:
     ("positions", "entries", "rooms"),
     [
         (1, 10 * 4, 10 * 4),  # no gradient is formed: rotated inputs, and inputs
-        (2, 80, 80 + 4 * 3 * 30),  # rotated inputs; inputs, and gradients of 3 cotangents
-        (7, 280 + 4 * 3 * 18, 280 + 2 * (4 * 3 * 30)),  # outputs are rotated in the gradient, which is there twice then
+        (2, 80 + 4 * 50, 80 + 4 * 3 * 30),  # rotated inputs, a basis each; inputs, and gradients of 3 cotangents
+        (
+            7,
+            280 + 4 * 50 + 4 * 3 * 18,
+            280 + 2 * (4 * 3 * 30),
+        ),  # outputs are rotated in the gradient, which is there twice then
         (20, 3 * (4 * 3 * 30) + 4 * 3 * 18, 800 + 2 * (4 * 3 * 30)),  # and so are inputs, with groups first
     ],
 )
@@ -83,7 +87,8 @@ def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int, roo
 
 def test_gradients_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rotations on the gradient, few inputs at once: one example's 10 x 10 inputs beside 3 x 3 x 10 gradients."""
-    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 90)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 90)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
     asked: list[int] = []
     own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
@@ -103,7 +108,7 @@ def test_unfolded_inputs_with_shared_offsets_have_a_room_of_their_own(positions:
     assert asked == [4 * entries]
 
 
-@pytest.mark.parametrize(("groups", "entries"), [(1, 2 * 8), (2, 16 + 4 * 3 * 2 * 9 * 9)])
+@pytest.mark.parametrize(("groups", "entries"), [(1, 2 * 8), (2, 16 + 4 * 2 + 4 * 3 * 2 * 9 * 9)])
 def test_bases_of_groups_are_repeated_for_every_gradient(groups: int, entries: int) -> None:
     """Two positions of one column: 9 outputs are rotated in the gradients of 4 examples and 3 cotangents."""
     asked: list[int] = []
@@ -132,11 +137,21 @@ def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyP
     assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 1, 16) == 4 * (2 * 100 + 30)
 
 
+def test_fewer_cotangents_may_let_more_examples_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four cotangents two examples have 80 entries; of three that are left three would have 90, and two have 60."""
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 119)
+    block = kronecker("x", 1, 2, 5)
+    assert [plan_rotation(block, 6, count).examples for count in (4, 3, 2, 1)] == [2, 2, 4, 8]
+    own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
+    assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 9, 4) == 4 * (2 * 119 + 9 * 30)
+
+
 def test_layers_share_rooms() -> None:
     """The largest slab, the largest inputs: from two layers."""
     own = session(kronecker=(GROUPED, SHARED), recording_bytes=lambda *given: given[3])
     found = holdings.slab_bytes(own, footprint(positions={"grouped": 2, "shared": 2}), 4, 3)
-    assert found == 4 * (max(80, 4 * 32) + max(4 * 3 * 30, 4 * 3 * 4 * 32) + max(80, 2 * 32 * 4))
+    assert found == 4 * (max(80 + 4 * 50, 4 * 32) + max(4 * 3 * 30, 4 * 3 * 4 * 32) + max(80, 2 * 32 * 4))
 
 
 def test_nothing_ran() -> None:
@@ -220,8 +235,8 @@ def test_the_largest_layers_are_described_largest_first() -> None:
         ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33, 10)),  # not even one row of 30 cotangents fits
         ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33, 10)),  # 10 of 22 fit, so three slabs of 8
         ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1, 304)),  # one at least of everything
-        ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 25 examples of 4 gradients, of 40 inputs
-        ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2)),  # the inputs of ten examples are 1000
+        ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 24 of 25 examples of 4 gradients
+        ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2)),  # 8 of ten, whose inputs are 1000
     ],
 )
 def test_plans_by_hand(

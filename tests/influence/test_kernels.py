@@ -49,6 +49,19 @@ def test_direct(slab: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
 
 
+@pytest.mark.parametrize("columns", [3, 8])
+def test_direct_sums_of_one_group_are_made_in_parts(columns: int) -> None:
+    """Four rows of three or eight columns: 12 entries in four parts, 32 in eight."""
+    basis, weights = Basis(normal(1, columns, columns), normal(1, R, R)), normal(1, R, columns).square()
+    recorded, rows = Recorded(normal(B, 1, columns, T)), normal(B, 1, C, R, T)
+    turned = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, rows)
+    gradients = torch.einsum("bgcot,bgkt,gkj->bgcoj", turned, recorded.inputs, basis.inputs)
+    block = kronecker("x", 1, R, columns)
+    given = turned if plan_rotation(block, T, C).outputs_first else rows
+    expected = torch.einsum("bgcoj,goj->bc", gradients.square(), weights)
+    assert_close(kernels.direct_forms(recorded, block, basis, weights, given), expected)
+
+
 def test_one_position() -> None:
     """Two groups, and no pairs but that of a position with itself."""
     recorded, rows, inputs = Recorded(RECORDED.inputs[..., :1]), TURNED[..., :1], INPUTS[..., 0]

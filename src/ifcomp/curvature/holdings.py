@@ -108,15 +108,18 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     """
     plan = plan_rotation(block, positions, cotangents)
     inputs = block.groups * (block.columns if positions == 1 else plan.width) * positions
-    columns = inputs * (examples if positions == 1 else min(plan.unfolded, examples))
+    unfolded = examples if positions == 1 else min(plan.unfolded, examples)
+    columns = inputs * unfolded
     if positions == 1:
         return 0, 0, columns, columns
-    there = min(plan.examples, examples)
-    slab = min(
-        there * cotangents * block.groups * block.rows * plan.width, max(SLAB_ENTRIES, block.groups * plan.width)
-    )
+    row = block.groups * plan.width
+    slab = min(examples * cotangents * block.rows * row, max(SLAB_ENTRIES, row))  # fewer cotangents may fill it too
     turned = 0 if plan.outputs_first else slab
-    bases = there * plan.cotangents * block.groups * block.rows**2 if turned and block.groups > 1 else 0
+    bases = 0
+    if block.groups > 1 and turned:  # a product of groups repeats its basis
+        bases += min(plan.examples, examples) * plan.cotangents * block.groups * block.rows**2
+    if block.groups > 1 and plan.inputs_first and not block.shared_offsets:
+        bases += unfolded * block.groups * plan.width**2
     if plan.width > block.columns:  # the inverse curvature with zeros after it, and the basis with zeros around it
         bases += block.groups * plan.width * (block.rows + (0 if block.shared_offsets else 2 * plan.width))
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere

@@ -219,7 +219,7 @@ def rotated_slabs(
 ) -> Iterator[Slab]:
     """All per-example gradients of a block in the eigenbasis ``Q_S^T (sum_t b_t a_t^T) Q_A``, slab by slab.
 
-    Their columns are in the order of `KroneckerBlock.by_offset`.
+    Their columns are in the order of `KroneckerBlock.by_offset`, with zeros after them if the plan says so.
 
     Args:
         recording: The forward pass, for the inputs a.
@@ -264,7 +264,7 @@ def _slabs_of(
             formed = slab if last is None else slab[:, :, :-1]
             torch.bmm(_matrices(part), columns, out=_matrices(formed))
             if last is not None:
-                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O'J]
+                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O' width]
                 coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
                 torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
             if turn is not None:

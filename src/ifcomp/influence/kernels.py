@@ -49,7 +49,7 @@ def direct_forms(
     plan = plan_rotation(block, rows.shape[4], count)
     weights = widened(weights, plan.width)
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
-        squares = slab.gradients.square_().flatten(3)  # [B', G, C, O'J]
+        squares = slab.gradients.square_().flatten(3)  # [B', G, C, O' width]
         found = _weighted_sums(squares, weights[:, slab.rows].flatten(1))
         (forms[slab.examples] if last is not None else forms[slab.examples, slab.cotangents]).add_(found)
         del slab, squares  # before the next is made
@@ -58,8 +58,8 @@ def direct_forms(
 
 def _weighted_sums(squares: Tensor, weights: Tensor) -> Tensor:
     """Sums over groups and entries of squares [B, G, C, N] times weights [G, N], as [B, C]."""
-    if len(weights) == 1:  # in parts, as a matrix by a vector is left to one thread; transposed, or it takes ten times
-        parts = math.gcd(squares.shape[3], _PARTS)  # as long
+    if len(weights) == 1:  # a matrix by a vector is left to one thread, and these as they lie take ten times as long
+        parts = math.gcd(squares.shape[3], _PARTS)
         each = squares.flatten(0, 2).unflatten(1, (parts, -1)).permute(1, 2, 0)  # [parts, N / parts, B C]
         return torch.bmm(weights.view(parts, 1, -1), each).sum((0, 1)).view(len(squares), -1)
     return (squares @ weights.unsqueeze(-1)).squeeze(-1).sum(1)
