@@ -68,11 +68,8 @@ def test_what_a_piece_of_the_first_pass_holds() -> None:
     [
         (1, 10 * 4, 10 * 4),  # no gradient is formed: rotated inputs, and inputs
         (2, 80 + 4 * 50, 80 + 4 * 3 * 30),  # rotated inputs, a basis each; inputs, and gradients of 3 cotangents
-        (
-            7,
-            280 + 4 * 50 + 4 * 3 * 18,
-            280 + 2 * (4 * 3 * 30),
-        ),  # outputs are rotated in the gradient, which is there twice then
+        # outputs are rotated in the gradient, which is there twice then
+        (7, 280 + 4 * 50 + 4 * 3 * 18, 280 + 2 * (4 * 3 * 30)),
         (20, 3 * (4 * 3 * 30) + 4 * 3 * 18, 800 + 2 * (4 * 3 * 30)),  # and so are inputs, with groups first
     ],
 )
@@ -225,12 +222,7 @@ def test_the_largest_layers_are_described_largest_first() -> None:
         ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10, 5)),
         ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 3, 20, 5)),  # 5 positions are no more than 5 columns
         ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11, 10)),  # 5 of 7 rows fit, so two slabs of 4
-        (
-            (1, 7, 10),
-            30,
-            2,
-            RotationPlan(False, False, 1, 1, 7, 3, 10),
-        ),  # rows stay together as positions are many
+        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 7, 3, 10)),  # rows stay together: positions are many
         ((1, 7, 15), 30, 2, RotationPlan(False, True, 1, 2, 3, 2, 16)),  # ... unless 7 x 16 are more than 100
         ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33, 10)),  # not even one row of 30 cotangents fits
         ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33, 10)),  # 10 of 22 fit, so three slabs of 8
