@@ -30,6 +30,11 @@ class Setup:
         """Timed rounds of what takes many seconds; not warmed up."""
         return max(1, self.rounds // 2)
 
+    @property
+    def turn(self) -> float:
+        """Seconds that a turn of what is quick lasts at least."""
+        return 0.0 if self.tiny else 1.0
+
     def size(self, full: int, tiny: int = 3) -> int:
         """A number of examples."""
         return min(full, tiny) if self.tiny else full

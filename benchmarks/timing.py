@@ -17,7 +17,7 @@ class Timed:
     """What a function took and gave.
 
     Attributes:
-        seconds: Of every timed call.
+        seconds: Of a call, for every turn.
         value: What the last call returned.
     """
 
@@ -25,18 +25,22 @@ class Timed:
     value: Any
 
 
-def timed(function: Callable[[], Any], calls: int = 1) -> Timed:
-    """Call a function some times, without warming up."""
-    return interleaved({"": function}, calls, warm_up=False)[""]
+def timed(function: Callable[[], Any], rounds: int = 1, turn: float = 0.0) -> Timed:
+    """Time a function some times, without warming up; see `interleaved`."""
+    return interleaved({"": function}, rounds, warm_up=False, turn=turn)[""]
 
 
-def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True) -> dict[str, Timed]:
+def interleaved(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True, turn: float = 0.0
+) -> dict[str, Timed]:
     """Times functions in turn, each once a round.
 
     Args:
         functions: Name to a function without arguments that returns when its work is done.
         rounds: Number of timed rounds, at least 1.
         warm_up: Call each once before; what takes many seconds does not need it.
+        turn: Seconds that a turn lasts at least: what is quicker is called several times, and the mean counts. Else the
+            best of several turns would be one in a quiet moment for what is short, which what is long cannot have.
     """
     if warm_up:
         for function in functions.values():
@@ -45,9 +49,11 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int, *, warm
     values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, function in functions.items():
-            start = perf_counter()
-            values[name] = function()
-            seconds[name].append(perf_counter() - start)
+            start, calls, took = perf_counter(), 0, 0.0
+            while not calls or took < turn:
+                values[name] = function()
+                calls, took = calls + 1, perf_counter() - start
+            seconds[name].append(took / calls)
     return {name: Timed(seconds[name], values[name]) for name in functions}
 
 

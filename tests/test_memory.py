@@ -18,8 +18,10 @@ from ifcomp import IFComp, Relative
 from ifcomp.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
 from ifcomp.layers import room, session
+from ifcomp.layers.registry import Selection
+from ifcomp.layers.session import Session
 from ifcomp.layers.tape import Tape
-from ifcomp.memory import as_bytes, as_text, even_size
+from ifcomp.memory import NO_LIMIT, as_bytes, as_text, even_size
 from tracking import Alive
 
 
@@ -195,6 +197,26 @@ def test_pieces_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tape, "record", noted)
     ifc.influence(data[0])
     assert sizes == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("labels", "each", "planned"),
+    [
+        (100, 1, (8, 16)),  # all examples fit
+        (100, 2, (8, 8)),
+        (100, 5, (3, 8)),
+        (16, 2, (4, 16)),  # all labels at once save one backward
+    ],
+)
+def test_where_not_all_examples_fit_pieces_are_large_rather_than_cotangents_many(
+    labels: int, each: int, planned: tuple[int, int]
+) -> None:
+    batch = as_batch(images(1)[0])
+    own = Session(conv_net(), Selection(), batch)
+    unit = session.PIECE_BYTES // (8 * 16)
+    with own.attached():
+        found = own.plan(batch, labels, NO_LIMIT, lambda _, examples, cotangents: examples * cotangents * each * unit)
+    assert found == planned
 
 
 def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.MonkeyPatch) -> None:

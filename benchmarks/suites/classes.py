@@ -15,9 +15,9 @@ def measure(network: Network, setup: Setup) -> Measured:
     """Forward pass and ours."""
     ifc, x = fitted(network, CLASSES, setup, setup.size(network.batch // 2))
     measured = Measured()
-    measured.add(interleaved({FORWARD: lambda: forward(ifc.model, x)}, setup.rounds), len(x))
+    measured.add(interleaved({FORWARD: lambda: forward(ifc.model, x)}, setup.rounds, turn=setup.turn), len(x))
     both = {"ours": lambda: ifc.influence(x), FORWARD: lambda: forward(ifc.model, x)}
-    measured.add(interleaved(both, setup.slow_rounds, warm_up=False), len(x))
+    measured.add(interleaved(both, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
     return measured
 
 

@@ -33,9 +33,9 @@ def measure_passes(network: Network, batches: tuple[int, int], setup: Setup) -> 
         "large": lambda: IFComp(model, sua=True).fit([x] * large, progress=False),
     }
     measured, rounds = Measured(), setup.slow_rounds
-    quick = interleaved({FORWARD: functions[FORWARD]}, setup.rounds)
+    quick = interleaved({FORWARD: functions[FORWARD]}, setup.rounds, turn=setup.turn)
     measured.add(quick, len(x))
-    timed = interleaved(functions, rounds, warm_up=False)
+    timed = interleaved(functions, rounds, warm_up=False, turn=setup.turn)
     measured.add({FORWARD: timed[FORWARD]}, len(x))
     measured.add({"small": timed["small"]}, small * len(x))
     measured.add({"large": timed["large"]}, large * len(x))

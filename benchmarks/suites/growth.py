@@ -8,9 +8,9 @@ from torch import Tensor
 from benchmarks.child import in_child, peak_memory
 from benchmarks.networks import LENET
 from benchmarks.references import forward
-from benchmarks.suite import FORWARD, Column, Goal, Measured, Section, Setup, Suite, Times
+from benchmarks.suite import FORWARD, Column, Goal, Measured, Section, Setup, Suite
 from benchmarks.suites.influence import fitted
-from benchmarks.timing import interleaved, timed
+from benchmarks.timing import Timed, interleaved, timed
 
 BATCH = 100
 EXAMPLES = (100, 1_000, 10_000, 100_000)
@@ -29,13 +29,14 @@ class Stream:
 
 
 def measure_examples(setup: Setup) -> Measured:
-    """Time and peak memory of scoring every number of examples, each in a process of its own."""
+    """Time and peak memory of scoring every number of examples in turns, each in a process of its own."""
     measured = Measured()
-    for position, count in enumerate(EXAMPLES, start=1):
-        used = setup.size(count, 3 * position)
-        found = in_child(scored, used, setup.threads, setup.rounds, setup.tiny)
-        measured.times[str(count)] = Times(used, found["seconds"])
-        measured.numbers[f"bytes at {count}"] = found["bytes"]
+    for _ in range(setup.slow_rounds):
+        for position, count in enumerate(EXAMPLES, start=1):
+            used = setup.size(count, 3 * position)
+            found = in_child(scored, used, setup.threads, setup.rounds, setup.tiny)
+            measured.add({str(count): Timed(found["seconds"], None)}, used)
+            measured.numbers[f"bytes at {count}"] = found["bytes"]
     return measured
 
 
@@ -46,8 +47,9 @@ def scored(count: int, threads: int, rounds: int, tiny: bool) -> dict[str, objec
     stream = Stream(x, max(1, count // len(x)))
     ifc.score([x], progress=False)
     found: list[float] = []
-    calls = max(1, min(rounds, max(EXAMPLES) // (2 * count)))
-    used = peak_memory(lambda: found.extend(timed(lambda: ifc.score(stream, progress=False), calls).seconds))
+    rounds = max(1, min(rounds, max(EXAMPLES) // (2 * count)))
+    score = partial(ifc.score, stream, progress=False)
+    used = peak_memory(lambda: found.extend(timed(score, rounds, setup.turn).seconds))
     return {"seconds": found, "bytes": used}
 
 
@@ -57,7 +59,8 @@ def measure_labels(setup: Setup) -> Measured:
     ifc, x = fits[str(LABELS[0])]
     functions = {name: partial(own.influence, x) for name, (own, x) in fits.items()}
     measured = Measured()
-    measured.add(interleaved({FORWARD: lambda: forward(ifc.model, x), **functions}, 2 * setup.rounds), len(x))
+    everything = {FORWARD: lambda: forward(ifc.model, x), **functions}
+    measured.add(interleaved(everything, setup.rounds, turn=setup.turn), len(x))
     return measured
 
 

@@ -47,6 +47,7 @@ def measure(network: Network, setup: Setup) -> Measured:
     quick = interleaved(
         {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.influence(x)},
         setup.rounds,
+        turn=setup.turn,
     )
     slow = interleaved(
         {
@@ -57,6 +58,7 @@ def measure(network: Network, setup: Setup) -> Measured:
         },
         setup.slow_rounds,
         warm_up=False,
+        turn=setup.turn,
     )
     measured = Measured()
     for timed in (quick, slow):

@@ -16,7 +16,7 @@ def measure(network: Network, setup: Setup) -> Measured:
     ifc = IFComp(network.model(CLASSES, setup), layers="last", damping=DAMPING).fit([x], progress=False)
     measured = Measured()
     both = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.influence(x)}
-    measured.add(interleaved(both, 4 * setup.rounds), len(x))
+    measured.add(interleaved(both, 2 * setup.rounds, turn=setup.turn), len(x))
     return measured
 
 

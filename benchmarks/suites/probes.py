@@ -21,10 +21,10 @@ def measure(network: Network, classes: int, setup: Setup) -> Measured:
         FORWARD: lambda: forward(ifc.model, x),
         "probes": lambda: ifc.parametric_complexity(x, probes=PROBES),
     }
-    measured.add(interleaved(quick, setup.rounds), len(x))
+    measured.add(interleaved(quick, setup.rounds, turn=setup.turn), len(x))
     if classes <= _MOST:
         slow = {"all labels": lambda: ifc.parametric_complexity(x)}
-        measured.add(interleaved(slow, setup.slow_rounds, warm_up=False), len(x))
+        measured.add(interleaved(slow, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
     return measured
 
 

@@ -1,10 +1,11 @@
 """Timing, goals, records and processes: what the suites are made of."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks import record
+from benchmarks import record, timing
 from benchmarks.child import in_child, peak_memory
 from benchmarks.record import Run
 from benchmarks.suite import Column, Goal, Measured, Section, Times
@@ -25,6 +26,18 @@ def test_functions_are_called_in_turns() -> None:
     calls.clear()
     interleaved(functions, 1, warm_up=False)
     assert "".join(calls) == "ab"
+
+
+def test_a_turn_of_a_quick_function_is_the_mean_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = [0.0], {"quick": iter([0.1, 0.3, 0.2, 0.5]), "slow": iter([2.0])}
+
+    def work(name: str) -> None:
+        now[0] += next(took[name])
+
+    monkeypatch.setattr(timing, "perf_counter", lambda: now[0])
+    found = interleaved({name: partial(work, name) for name in took}, 1, warm_up=False, turn=0.6)
+    assert found["quick"].seconds == [pytest.approx(0.2)]  # three calls, 0.6 in all
+    assert found["slow"].seconds == [2.0]
 
 
 def test_the_best_round_counts() -> None:

@@ -243,9 +243,11 @@ class Session:
         examples = min(max(_MOST_EXAMPLES, _SMALL_GRAPH // max(footprint.graph, 1)), batch.size)
         if self.device.type == "cuda":
             sensible = max(sensible, torch.cuda.get_device_properties(self.device).total_memory // 4)
+        room = budget.room(sensible)
         if self.stacks_cotangents and not together:
-            room = budget.room(sensible)
             wanted = most(lambda count: needs(examples, count) <= room, wanted, cotangents)
+        elif wanted < cotangents and needs(examples, wanted) > room:
+            wanted = -(-wanted // 2)  # products are large enough still, and pieces have twice as many examples
         return budget.plan(needs, examples, wanted, sensible, together)
 
     def footprint(self, batch: Batch) -> Footprint:
