@@ -134,6 +134,21 @@ def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyP
     assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 1, 16) == 4 * (2 * 100 + 30)
 
 
+@pytest.mark.parametrize(("columns", "part", "slab"), [(9, 1, 200), (16, 8, 1600)])
+def test_a_slab_that_must_have_more_than_it_should_is_counted(
+    columns: int, part: int, slab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One column of 200 rows, or a vector of them; and the inverse curvature once more, in parts."""
+    asked: list[int] = []
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
+    block = kronecker("x", 1, 200, columns)
+    assert plan_rotation(block, 2, 1).columns == part
+    own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    assert holdings.slab_bytes(own, footprint(positions={"x": 2}), 1, 1) == 5 + 4 * (slab + 2 * columns)
+    assert asked == [4 * (2 * 2 * columns + 200 * columns)]
+
+
 def test_fewer_cotangents_may_let_more_examples_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four cotangents two examples have 80 entries; of three that are left three would have 90, and two have 60."""
     for room in (rotation, holdings):
@@ -216,17 +231,20 @@ def test_the_largest_layers_are_described_largest_first() -> None:
     ("shape", "positions", "cotangents", "expected"),
     [
         # gradients of one example: 3 x 10 for each of 3 cotangents, 90 of 100 entries
-        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 3, 50, 5)),
-        ((2, 3, 5), 2, 1, RotationPlan(True, True, 2, 1, 3, 50, 5)),  # two of three examples of 30: 25 slabs of 2 x 20
-        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 3, 11, 5)),  # 9 positions are no more than 3 x 3 rows
-        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 3, 10, 5)),
-        ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 3, 20, 5)),  # 5 positions are no more than 5 columns
-        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 2, 4, 11, 10)),  # 5 of 7 rows fit, so two slabs of 4
-        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 7, 3, 10)),  # rows stay together: positions are many
-        ((1, 7, 15), 30, 2, RotationPlan(False, True, 1, 2, 3, 2, 16)),  # ... unless 7 x 16 are more than 100
-        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 10, 1, 33, 10)),  # not even one row of 30 cotangents fits
-        ((1, 7, 10), 3, 22, RotationPlan(True, True, 1, 8, 1, 33, 10)),  # 10 of 22 fit, so three slabs of 8
-        ((1, 2, 300), 7, 2, RotationPlan(False, True, 1, 1, 1, 1, 304)),  # one at least of everything
+        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 5, 50, 5)),
+        ((2, 3, 5), 2, 1, RotationPlan(True, True, 2, 1, 5, 50, 5)),  # two of three examples of 30: 25 slabs of 2 x 20
+        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 5, 11, 5)),  # 9 positions are no more than 3 x 3 rows
+        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 5, 10, 5)),
+        ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 5, 20, 5)),  # 5 positions are no more than 5 columns
+        ((1, 7, 10), 3, 2, RotationPlan(True, True, 1, 2, 5, 33, 10)),  # 7 of 10 columns fit, so two slabs of 5
+        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 1, 10, 11, 10)),  # of outputs 7 x 9 two cotangents are too many
+        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 10, 3, 10)),
+        ((1, 7, 15), 30, 2, RotationPlan(True, False, 1, 1, 8, 2, 16)),  # 7 x 16 are more than 100: inputs turn first
+        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 4, 3, 33, 10)),  # outputs of 4 cotangents, 3 of their columns
+        ((1, 7, 10), 3, 5, RotationPlan(True, True, 1, 3, 4, 33, 10)),  # 4 of 5 fit, so two slabs of 3
+        ((1, 2, 300), 7, 2, RotationPlan(True, True, 1, 2, 24, 1, 304)),  # 25 columns fit: 3 of 38 vectors
+        ((1, 200, 9), 7, 2, RotationPlan(True, True, 1, 1, 1, 15, 9)),  # one at least of everything
+        ((1, 200, 16), 7, 2, RotationPlan(True, True, 1, 1, 8, 8, 16)),  # ... or one vector
         ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 24 of 25 examples of 4 gradients
         ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2)),  # 8 of ten, whose inputs are 1000
     ],
@@ -239,10 +257,10 @@ def test_plans_by_hand(
     assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
 
 
-def test_gradients_that_are_needed_together_are_split_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_needed_together_are_split_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     found = plan_rotation(kronecker("x", 1, 7, 10), 30, 2, together=True)
-    assert (found.rows, found.cotangents, found.outputs_first) == (4, 2, True)
+    assert (found.columns, found.cotangents, found.inputs_first) == (5, 2, True)
 
 
 def test_shared_offsets_are_rotated_first() -> None:

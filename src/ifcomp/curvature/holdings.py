@@ -10,7 +10,7 @@ import torch
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, plan_rotation
+from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, VECTOR, plan_rotation
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -112,16 +112,19 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     columns = inputs * unfolded
     if positions == 1:
         return 0, 0, columns, columns
-    row = block.groups * plan.width
-    slab = min(examples * cotangents * block.rows * row, max(SLAB_ENTRIES, row))  # fewer cotangents may fill it too
+    outputs, vector = block.groups * block.rows, min(plan.columns, VECTOR)
+    most = max(SLAB_ENTRIES, plan.cotangents * outputs * vector)  # one vector of columns at least
+    slab = min(examples * cotangents * outputs * plan.width, most)  # fewer cotangents may fill it too
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
         bases += min(plan.examples, examples) * plan.cotangents * block.groups * block.rows**2
     if block.groups > 1 and plan.inputs_first and not block.shared_offsets:
         bases += unfolded * block.groups * plan.width**2
-    if plan.width > block.columns:  # the inverse curvature with zeros after it, and the basis with zeros around it
-        bases += block.groups * plan.width * (block.rows + (0 if block.shared_offsets else 2 * plan.width))
+    if plan.width > block.columns:  # the basis with zeros around it
+        bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
+    copies = (plan.width > block.columns) + (plan.columns < plan.width)
+    bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases
     copies = 2 if block.groups == 1 and positions <= FEW_POSITIONS else 1

@@ -249,7 +249,8 @@ def _add_kronecker_squares(
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
     for slab in rotated_slabs(recording, block, basis, rows, plan):
-        _add_slab_squares(total[:, slab.rows], slab.gradients[..., : block.columns])
+        own = total[..., slab.columns]
+        _add_slab_squares(own, slab.gradients[..., : own.shape[-1]])
         del slab  # before the next is made
 
 

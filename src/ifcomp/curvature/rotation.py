@@ -33,7 +33,7 @@ COLUMN_ENTRIES = 1 << 21
 _LARGE_PRODUCT = 1 << 20
 
 #: Matrix products are quickest with columns in whole vectors of so many numbers, ...
-_VECTOR = 8
+VECTOR = 8
 
 #: ... unless that takes this much more of them.
 _MOST_WIDENED = 1.25
@@ -51,34 +51,39 @@ class RotationPlan:
         outputs_first: Rotate output gradients (cost C T O^2) rather than gradients (cost C O^2 J).
         examples: Examples per slab.
         cotangents: Cotangents per slab.
-        rows: Output rows per slab.
+        columns: Columns per slab.
         unfolded: Examples whose inputs are unfolded at once: those of some slabs.
-        width: Columns of a slab: J, or a few more that are zero.
+        width: All columns: J, or a few more that are zero.
     """
 
     inputs_first: bool
     outputs_first: bool
     examples: int
     cotangents: int
-    rows: int
+    columns: int
     unfolded: int
     width: int
+
+    @property
+    def parts(self) -> list[slice]:
+        """The columns of one slab after the other."""
+        return _slices(self.width, self.columns)
 
 
 @dataclass(frozen=True)
 class Slab:
-    """Rotated gradients of some examples, cotangents and output rows.
+    """Rotated gradients of some examples, cotangents and columns.
 
     Attributes:
         examples: Which examples of the batch.
         cotangents: Which cotangents.
-        rows: Which output rows of the block.
-        gradients: [B', G, C', O', width]; may be changed in place, and is gone with the next slab.
+        columns: Which columns of the block, and of zeros after them.
+        gradients: [B', G, C', O, J']; may be changed in place, and is gone with the next slab.
     """
 
     examples: slice
     cotangents: slice
-    rows: slice
+    columns: slice
     gradients: Tensor
 
 
@@ -86,32 +91,40 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     """Choose by counting multiplications.
 
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
-    it has a few of their rows: the curvature of these rows is then read once for all cotangents. One row at least. But
-    it has all rows of a few cotangents where gradients are smaller than what they are made from, which would have to be
-    copied for some rows alone.
+    it has some of their columns: what they are made from is then as it was, two threads can share many rows, and the
+    curvature of these columns is read once for all cotangents. Output gradients are read again for other columns, so
+    they too are of no more cotangents than a slab has room for.
 
     Args:
         block: The block.
         positions: T.
         cotangents: C.
-        together: Whether the gradients of all cotangents are needed at once, so that a few rows it must be.
+        together: Whether the gradients of all cotangents are needed at once.
     """
     width = _whole_vectors(block.columns)
-    outputs, columns = block.rows, block.groups * width
-    whole = not together and positions > block.columns and outputs * columns <= SLAB_ENTRIES
-    rows = outputs if whole else even_size(outputs, SLAB_ENTRIES // (columns * cotangents))
-    fit = min(SLAB_ENTRIES // (outputs * columns * cotangents), COLUMN_ENTRIES // (columns * positions))
+    inputs, outputs = block.groups * width, block.groups * block.rows
+    held, part = cotangents, width
+    if outputs * width * cotangents > SLAB_ENTRIES:
+        held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
+        part = _even_columns(width, SLAB_ENTRIES // (outputs * held))
+    fit = min(SLAB_ENTRIES // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
     examples = _shareable(max(1, fit))
-    slabs = max(1, COLUMN_ENTRIES // (columns * positions * examples))
+    slabs = max(1, COLUMN_ENTRIES // (inputs * positions * examples))
     return RotationPlan(
-        inputs_first=block.shared_offsets or positions <= cotangents * outputs,
-        outputs_first=rows < outputs or positions <= block.columns,
+        inputs_first=block.shared_offsets or part < width or positions <= cotangents * block.rows,
+        outputs_first=positions <= block.columns,
         examples=examples,
-        cotangents=even_size(cotangents, SLAB_ENTRIES // (columns * rows)),
-        rows=rows,
+        cotangents=held,
+        columns=part,
         unfolded=slabs * examples,
         width=width,
     )
+
+
+def _even_columns(width: int, largest: int) -> int:
+    """The size of as few and as equal parts of all columns as can be, of whole vectors if these are."""
+    vector = 1 if width % VECTOR else VECTOR
+    return vector * even_size(width // vector, largest // vector)
 
 
 def _shareable(count: int) -> int:
@@ -121,7 +134,7 @@ def _shareable(count: int) -> int:
 
 def _whole_vectors(columns: int) -> int:
     """Columns that fill whole vectors, if these are hardly more."""
-    wider = -(-columns // _VECTOR) * _VECTOR
+    wider = -(-columns // VECTOR) * VECTOR
     return wider if wider <= _MOST_WIDENED * columns else columns
 
 
@@ -230,7 +243,7 @@ def rotated_slabs(
         last: Coefficients [B, C] of a sum of the gradients that every slab has as one more; the plan must count it,
             and have all cotangents in a slab.
     """
-    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * plan.rows * plan.width
+    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * block.rows * plan.columns
     room = recording.room("slab", largest)
     turned = None if plan.outputs_first else recording.room("turned slab", largest)
     for some in _slices(recording.batch, plan.unfolded):
@@ -253,18 +266,18 @@ def _slabs_of(
         inputs, turn = rotated_columns(recording, block, basis, some, plan.width), None
     else:
         inputs, turn = recording.columns(block, some, plan.width).transpose(2, 3), _wide_basis(basis, plan.width)
-    kept_and_cotangents = list(product(_slices(block.rows, plan.rows), _slices(rows.shape[2], plan.cotangents)))
+    kept_and_cotangents = list(product(plan.parts, _slices(rows.shape[2], plan.cotangents)))
     for own in _slices(len(inputs), plan.examples):  # Python is as slow as a small product: little is done within
         examples = slice(some.start + own.start, some.start + own.stop)
         given, columns = rows[examples], inputs[own].flatten(0, 1)
         for kept, cotangents in kept_and_cotangents:
-            part = given[:, :, cotangents, kept]
-            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], plan.width)
+            part = given[:, :, cotangents]
+            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], kept.stop - kept.start)
             slab = room[: math.prod(shape)].view(shape)
             formed = slab if last is None else slab[:, :, :-1]
-            torch.bmm(_matrices(part), columns, out=_matrices(formed))
+            torch.bmm(_matrices(part), columns[..., kept], out=_matrices(formed))
             if last is not None:
-                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O' width]
+                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O J']
                 coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
                 torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
             if turn is not None:

@@ -67,5 +67,6 @@ def _gradient(recording: Recording, block: RecordedBlock, gradients: Gradients, 
     rows = (apply_basis(basis.outputs, rows) if plan.outputs_first else rows).unsqueeze(2)
     formed = torch.empty(recording.batch, block.groups, block.rows, block.columns, dtype=rows.dtype, device=rows.device)
     for slab in rotated_slabs(recording, block, basis, rows, plan):
-        formed[slab.examples, :, slab.rows] = slab.gradients[:, :, 0, :, : block.columns]
+        part = formed[slab.examples, ..., slab.columns]
+        part.copy_(slab.gradients[:, :, 0, :, : part.shape[-1]])
     return formed.flatten(1)

@@ -47,10 +47,11 @@ def direct_forms(
     count = rows.shape[2] + (last is not None)
     forms = weights.new_zeros(recording.batch, count)
     plan = plan_rotation(block, rows.shape[4], count)
-    weights = widened(weights, plan.width)
+    wide = widened(weights, plan.width)
+    flat = {part.start: wide[..., part].flatten(1) for part in plan.parts}
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
-        squares = slab.gradients.square_().flatten(3)  # [B', G, C, O' width]
-        found = _weighted_sums(squares, weights[:, slab.rows].flatten(1))
+        squares = slab.gradients.square_().flatten(3)  # [B', G, C, O J']
+        found = _weighted_sums(squares, flat[slab.columns.start])
         (forms[slab.examples] if last is not None else forms[slab.examples, slab.cotangents]).add_(found)
         del slab, squares  # before the next is made
     return forms
@@ -71,8 +72,8 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
     plan = plan_rotation(block, rows.shape[4], rows.shape[2], together=True)
     roots = widened(weights.sqrt(), plan.width)
     slabs = rotated_slabs(recording, block, basis, rows, plan)
-    for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.rows.start)):
-        parts = [(slab, slab.gradients * roots[:, slab.rows].unsqueeze(1)) for slab in same]  # all cotangents
+    for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.columns.start)):
+        parts = [(slab, slab.gradients * roots[..., slab.columns].unsqueeze(1)) for slab in same]  # all cotangents
         whitened = torch.cat([part for _, part in parts], 2).flatten(3)
         products[parts[0][0].examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
     return products
