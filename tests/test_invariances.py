@@ -23,7 +23,7 @@ from cases import LAYER_CASES, MODEL_CASES, Apply, Case, mean, seeded
 from comparison import as_type, fitted
 from experiments.models import LeNet
 from ifcomp import IFComp, Relative
-from ifcomp.curvature import passes
+from ifcomp.curvature import passes, rotation
 from ifcomp.influence import forms
 from ifcomp.layers import session
 from oracles import Inputs
@@ -128,6 +128,27 @@ def test_pieces_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     torn = fitted(case, **options)
     found = [torn.influence(inputs), torn.logit_kernel(inputs), torn.parametric_complexity(inputs, probes=2)]
     for one, other in zip(found, expected, strict=True):
+        same(one, other, 1e-9)
+
+
+@pytest.mark.parametrize("entries", [1, 60])
+@pytest.mark.parametrize("name", ["conv2d_groups", "linear_tokens", "lenet", "vision_transformer"])
+def test_slabs_do_not_matter(name: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the fit, in scores and between examples: a few columns at a time are the same as all."""
+    case = CASES[name]
+    inputs = inputs_of(case)
+    labels = torch.arange(SIZE) % 2
+
+    def results() -> list[Tensor]:
+        ifc = fitted(case, fisher="sampled", damping=Relative(1.0), size=30)
+        effects = ifc.explain(inputs, labels, [(inputs, labels)], k=SIZE).frame
+        effects = effects.sort_values(["query", "role", "index"])["effect"].to_numpy()
+        return [ifc.influence(inputs), ifc.logit_kernel(inputs), torch.tensor(effects)]
+
+    expected = results()
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", entries)
+    monkeypatch.setattr(forms, "choose_kernel", lambda *_: "direct")
+    for one, other in zip(results(), expected, strict=True):
         same(one, other, 1e-9)
 
 

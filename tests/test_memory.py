@@ -208,7 +208,7 @@ def test_pieces_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
         (16, 2, (4, 16)),  # all labels at once save one backward
     ],
 )
-def test_where_not_all_examples_fit_pieces_are_large_rather_than_cotangents_many(
+def test_few_examples_in_a_piece_are_worse_than_few_cotangents(
     labels: int, each: int, planned: tuple[int, int]
 ) -> None:
     batch = as_batch(images(1)[0])
@@ -217,6 +217,17 @@ def test_where_not_all_examples_fit_pieces_are_large_rather_than_cotangents_many
     with own.attached():
         found = own.plan(batch, labels, NO_LIMIT, lambda _, examples, cotangents: examples * cotangents * each * unit)
     assert found == planned
+
+
+def test_pieces_that_have_many_examples_have_many_cotangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_FEW_EXAMPLES", 4)
+    batch = as_batch(images(1)[0])
+    own = Session(conv_net(), Selection(), batch)
+    with own.attached():
+        most = session.PIECE_BYTES // (5 * 16)
+        assert own.plan(batch, 100, NO_LIMIT, lambda _, examples, cotangents: examples * cotangents * most) == (5, 16)
+        most = session.PIECE_BYTES // (3 * 16)
+        assert own.plan(batch, 100, NO_LIMIT, lambda _, examples, cotangents: examples * cotangents * most) == (6, 8)
 
 
 def test_memory_is_kept_for_the_next_call_but_not_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def measure(network: Network, classes: int, count: int, few: float, setup: Setup
     measured.add(interleaved(both, setup.slow_rounds, turn=setup.turn), len(x))
     fit = partial(_fit_labels, acnml, x[:1], round(few * classes), classes) if few < 1 else None
     slow = {"ACNML": fit or partial(acnml.predict_proba, x[: math.ceil(few)])}
-    measured.add(interleaved(slow, setup.slow_rounds, warm_up=False), few)
+    measured.add(interleaved(slow, setup.slow_rounds, warm_up=False, turn=setup.turn), few)
     measured.add(interleaved(both, 1, warm_up=False, turn=setup.turn), len(x))
     return measured
 

@@ -69,7 +69,7 @@ def measure_kronfluence(name: str, count: int, setup: Setup) -> Measured:
             "ours": lambda: IFComp(model, sua=False).fit(batches, progress=False),
             "kronfluence": lambda: theirs.fit(data, batch),
         }
-        measured.add(interleaved(functions, setup.slow_rounds), count)
+        measured.add(interleaved(functions, setup.slow_rounds, turn=setup.turn), count)
     for which in functions:
         used = in_child(memory_of_fit, which, name, count, setup.threads, setup.tiny)
         measured.numbers[f"{which} bytes"] = used

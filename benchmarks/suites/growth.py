@@ -36,7 +36,8 @@ def measure_examples(setup: Setup) -> Measured:
             used = setup.size(count, 3 * position)
             found = in_child(scored, used, setup.threads, setup.rounds, setup.tiny)
             measured.add({str(count): Timed(found["seconds"], None)}, used)
-            measured.numbers[f"bytes at {count}"] = found["bytes"]
+            name = f"bytes at {count}"
+            measured.numbers[name] = max(measured.numbers.get(name, 0), found["bytes"])
     return measured
 
 

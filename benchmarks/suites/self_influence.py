@@ -34,7 +34,7 @@ def measure(name: str, setup: Setup) -> Measured:
             "ours": lambda: self_influence(ifc, batches, progress=False),
             "kronfluence": lambda: theirs.self_influence(data, batch),
         }
-        timed = interleaved(functions, setup.slow_rounds)
+        timed = interleaved(functions, setup.slow_rounds, turn=setup.turn)
     measured.add(timed, count)
     ours, reference = torch.from_numpy(timed["ours"].value), timed["kronfluence"].value.double()
     measured.numbers["difference"] = relative_difference(ours, reference)

@@ -23,11 +23,10 @@ def measure(name: str, network: Network, classes: int, count: int, few: float, s
     measured = acnml.measure(network, classes, count, few, setup)
     model, x = network.model(classes, setup), network.images(setup.size(count))
     some = x[: setup.size(max(1, int(few)), 1)]
-    measured.add({"GradNorm, ours": timed(lambda: gradnorm(model, [x], progress=False), setup.slow_rounds)}, len(x))
     chunk = max(1, 80 // classes)  # ten times the labels: an example at a time, as in the paper
-    measured.add(
-        {"GradNorm": timed(lambda: vmap_gradient_norm(model, some, chunk=chunk), setup.slow_rounds)}, len(some)
-    )
+    ours, vmapped = partial(gradnorm, model, [x], progress=False), partial(vmap_gradient_norm, model, some, chunk=chunk)
+    measured.add({"GradNorm, ours": timed(ours, setup.slow_rounds, setup.turn)}, len(x))
+    measured.add({"GradNorm": timed(vmapped, setup.slow_rounds, setup.turn)}, len(some))
     paper = PAPER[name]
     measured.numbers["paper's ACNML / IF-COMP"] = paper["ACNML"] / paper["IF-COMP"]
     measured.numbers["paper's GradNorm / IF-COMP"] = paper["GradNorm"] / paper["IF-COMP"]

@@ -239,10 +239,12 @@ def test_the_largest_layers_are_described_largest_first() -> None:
         ((1, 7, 10), 3, 2, RotationPlan(True, True, 1, 2, 5, 33, 10)),  # 7 of 10 columns fit, so two slabs of 5
         ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 1, 10, 11, 10)),  # of outputs 7 x 9 two cotangents are too many
         ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 10, 3, 10)),
-        ((1, 7, 15), 30, 2, RotationPlan(True, False, 1, 1, 8, 2, 16)),  # 7 x 16 are more than 100: inputs turn first
+        ((1, 7, 15), 30, 2, RotationPlan(False, False, 1, 1, 16, 2, 16)),  # 7 x 16 are too many, but not rotated yet
+        ((1, 7, 15), 14, 2, RotationPlan(True, True, 1, 1, 8, 4, 16)),
         ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 4, 3, 33, 10)),  # outputs of 4 cotangents, 3 of their columns
         ((1, 7, 10), 3, 5, RotationPlan(True, True, 1, 3, 4, 33, 10)),  # 4 of 5 fit, so two slabs of 3
-        ((1, 2, 300), 7, 2, RotationPlan(True, True, 1, 2, 24, 1, 304)),  # 25 columns fit: 3 of 38 vectors
+        ((1, 2, 300), 4, 2, RotationPlan(True, True, 1, 2, 24, 1, 304)),  # 25 columns fit: 3 of 38 vectors
+        ((1, 2, 300), 5, 2, RotationPlan(False, True, 1, 2, 304, 1, 304)),
         ((1, 200, 9), 7, 2, RotationPlan(True, True, 1, 1, 1, 15, 9)),  # one at least of everything
         ((1, 200, 16), 7, 2, RotationPlan(True, True, 1, 1, 8, 8, 16)),  # ... or one vector
         ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 24 of 25 examples of 4 gradients
@@ -259,8 +261,8 @@ def test_plans_by_hand(
 
 def test_gradients_that_are_needed_together_are_split_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
-    found = plan_rotation(kronecker("x", 1, 7, 10), 30, 2, together=True)
-    assert (found.columns, found.cotangents, found.inputs_first) == (5, 2, True)
+    found = plan_rotation(kronecker("x", 1, 7, 10), 14, 2, together=True)
+    assert (found.columns, found.cotangents) == (5, 2)
 
 
 def test_shared_offsets_are_rotated_first() -> None:

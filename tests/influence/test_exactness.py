@@ -51,7 +51,7 @@ def test_shared_offsets_are_exact(case: Case) -> None:
 
 @pytest.mark.parametrize("unfolded", [1, 30_000], ids=["inputs one by one", "inputs of some examples"])
 def test_small_slabs_give_the_same(unfolded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of one gradient split over slabs, as in very wide layers."""
+    """Columns of one gradient split over slabs, as in very wide layers."""
     case = next(case for case in MODEL_CASES if case.name == "lenet")
     ifc = fitted(case)
     inputs = as_type(case.sample(5), torch.float64)

@@ -39,7 +39,7 @@ FORMS = PRODUCTS.diagonal(dim1=1, dim2=2)
 @pytest.mark.parametrize("width", [J, 8])
 @pytest.mark.parametrize("slab", [3, 7, 13, 20, 35, 50, 1 << 19])
 def test_direct(slab: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs of part of a row up to all: 3 x 8 x 2 numbers are the gradients of one example, and zeros may follow."""
+    """Slabs of a column up to all: 3 x 8 x 2 numbers are the gradients of one example, and zeros may follow."""
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
     monkeypatch.setattr(rotation, "_MOST_WIDENED", width / J)
     assert plan_rotation(BLOCK, T, C).width == width

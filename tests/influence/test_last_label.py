@@ -1,5 +1,7 @@
 """The label that is left out of the backwards, and gradients that are taken on the way: the same as all at once."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,18 +25,34 @@ def grouped() -> tuple[IFComp, Tensor]:
     return IFComp(model, fisher="exact", damping=Relative(0.1)).fit([x]), x
 
 
-@pytest.mark.parametrize("slab", [100, 1 << 19])
+def wide() -> tuple[IFComp, Tensor]:
+    """More columns (73, with zeros 80) than positions (16)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5))
+    x = torch.randn(6, 8, 4, 4, dtype=torch.float64)
+    return IFComp(model.double(), fisher="exact", damping=Relative(0.1)).fit([x]), x
+
+
+@pytest.mark.parametrize(
+    ("network", "slab"),
+    [
+        (grouped, 100),  # the gradients of some labels
+        (wide, 640),  # some columns of all labels
+        (grouped, 1 << 19),  # all
+    ],
+)
 @pytest.mark.parametrize("positions", [1, 10**9])
 def test_the_last_label_is_a_sum_of_gradients_or_of_output_gradients(
-    positions: int, slab: int, monkeypatch: pytest.MonkeyPatch
+    positions: int, network: Callable[[], tuple[IFComp, Tensor]], slab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ifc, x = grouped()
+    ifc, x = network()
     kernel = ifc.logit_kernel(x)
     probability = torch.softmax(ifc.model(x).detach(), 1)
     residuals = probability.unsqueeze(1) - torch.eye(5, dtype=torch.float64)  # [B, K, K]
     expected = torch.einsum("byk,bkl,byl->by", residuals, kernel, residuals)
     monkeypatch.setattr(forms, "_MANY_POSITIONS", positions)
-    monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)  # one that has the gradients of some labels, or of all
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
+    monkeypatch.setattr(forms, "choose_kernel", lambda *_: "direct")
     torch.testing.assert_close(ifc.influence(x), expected, rtol=1e-9, atol=0)
 
 

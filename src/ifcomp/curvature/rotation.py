@@ -33,7 +33,7 @@ COLUMN_ENTRIES = 1 << 21
 _LARGE_PRODUCT = 1 << 20
 
 #: Matrix products are quickest with columns in whole vectors of so many numbers, ...
-VECTOR = 8
+_VECTOR = 8
 
 #: ... unless that takes this much more of them.
 _MOST_WIDENED = 1.25
@@ -93,7 +93,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
     it has some of their columns: what they are made from is then as it was, two threads can share many rows, and the
     curvature of these columns is read once for all cotangents. Output gradients are read again for other columns, so
-    they too are of no more cotangents than a slab has room for.
+    they too are of no more cotangents than a slab has room for. Gradients that are still to be rotated stay whole.
 
     Args:
         block: The block.
@@ -103,15 +103,16 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     """
     width = _whole_vectors(block.columns)
     inputs, outputs = block.groups * width, block.groups * block.rows
+    inputs_first = block.shared_offsets or positions <= cotangents * block.rows
     held, part = cotangents, width
     if outputs * width * cotangents > SLAB_ENTRIES:
         held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
-        part = _even_columns(width, SLAB_ENTRIES // (outputs * held))
+        part = _even_columns(width, SLAB_ENTRIES // (outputs * held)) if inputs_first else width
     fit = min(SLAB_ENTRIES // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
     examples = _shareable(max(1, fit))
     slabs = max(1, COLUMN_ENTRIES // (inputs * positions * examples))
     return RotationPlan(
-        inputs_first=block.shared_offsets or part < width or positions <= cotangents * block.rows,
+        inputs_first=inputs_first,
         outputs_first=positions <= block.columns,
         examples=examples,
         cotangents=held,
@@ -122,9 +123,14 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
 
 
 def _even_columns(width: int, largest: int) -> int:
-    """The size of as few and as equal parts of all columns as can be, of whole vectors if these are."""
-    vector = 1 if width % VECTOR else VECTOR
-    return vector * even_size(width // vector, largest // vector)
+    """The size of as few and as equal parts of all columns as can be."""
+    least = fewest_columns(width)
+    return least * even_size(width // least, largest // least)
+
+
+def fewest_columns(width: int) -> int:
+    """The smallest part of so many columns: a vector if they are whole vectors."""
+    return 1 if width % _VECTOR else _VECTOR
 
 
 def _shareable(count: int) -> int:
@@ -134,7 +140,7 @@ def _shareable(count: int) -> int:
 
 def _whole_vectors(columns: int) -> int:
     """Columns that fill whole vectors, if these are hardly more."""
-    wider = -(-columns // VECTOR) * VECTOR
+    wider = -(-columns // _VECTOR) * _VECTOR
     return wider if wider <= _MOST_WIDENED * columns else columns
 
 

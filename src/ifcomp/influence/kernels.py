@@ -74,8 +74,8 @@ def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, w
     slabs = rotated_slabs(recording, block, basis, rows, plan)
     for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.columns.start)):
         parts = [(slab, slab.gradients * roots[..., slab.columns].unsqueeze(1)) for slab in same]  # all cotangents
-        whitened = torch.cat([part for _, part in parts], 2).flatten(3)
-        products[parts[0][0].examples] += (whitened @ whitened.transpose(-1, -2)).sum(1)
+        whitened = torch.cat([part for _, part in parts], 2).transpose(1, 2).flatten(2)  # [B', C, G O J']
+        products[parts[0][0].examples] += whitened @ whitened.transpose(-1, -2)
     return products
 
 

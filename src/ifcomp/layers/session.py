@@ -40,6 +40,9 @@ _SMALL_GRAPH = 1 << 20
 #: Output gradients of so many cotangents are held at once: enough for large matrix products.
 COTANGENTS_AT_ONCE = 16
 
+#: Backwards of fewer examples are slow: it is better to hold fewer cotangents.
+_FEW_EXAMPLES = 16
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -246,7 +249,7 @@ class Session:
         room = budget.room(sensible)
         if self.stacks_cotangents and not together:
             wanted = most(lambda count: needs(examples, count) <= room, wanted, cotangents)
-        elif wanted < cotangents and needs(examples, wanted) > room:
+        elif wanted < cotangents and examples > 1 and needs(min(examples, _FEW_EXAMPLES), wanted) > room:
             wanted = -(-wanted // 2)  # products are large enough still, and pieces have twice as many examples
         return budget.plan(needs, examples, wanted, sensible, together)
 
