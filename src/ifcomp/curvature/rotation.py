@@ -8,9 +8,10 @@ the rule down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -246,14 +247,26 @@ def rotated_slabs(
         basis: Its eigenbasis.
         rows: Output gradients b of all cotangents [B, G, C, O, T], rotated already if the plan says so.
         plan: When to rotate, and how much to hold at once.
-        last: Coefficients [B, C] of a sum of the gradients that every slab has as one more; the plan must count it,
-            and have all cotangents in a slab.
+        last: Coefficients [B, C] of a sum of the gradients that comes after them, in a slab of its own; the plan must
+            count it, and have all cotangents in a slab.
     """
-    largest = min(plan.examples, recording.batch) * plan.cotangents * block.groups * block.rows * plan.columns
-    room = recording.room("slab", largest)
-    turned = None if plan.outputs_first else recording.room("turned slab", largest)
+    each = min(plan.examples, recording.batch) * block.groups * block.rows * plan.columns
+    largest = each * min(plan.cotangents, rows.shape[2])
+    rooms = _Rooms(
+        recording.room("slab", largest),
+        None if last is None else recording.room("last slab", each),
+        None if plan.outputs_first else recording.room("turned slab", largest),
+    )
     for some in _slices(recording.batch, plan.unfolded):
-        yield from _slabs_of(recording, block, basis, rows, plan, some, last, room, turned)
+        yield from _slabs_of(recording, block, basis, rows, plan, some, last, rooms)
+
+
+class _Rooms(NamedTuple):
+    """Memory for slabs as they are formed, for sums of them, and for rotated ones."""
+
+    formed: Tensor
+    summed: Tensor | None
+    turned: Tensor | None
 
 
 def _slabs_of(
@@ -264,8 +277,7 @@ def _slabs_of(
     plan: RotationPlan,
     some: slice,
     last: Tensor | None,
-    room: Tensor,
-    turned: Tensor | None,
+    rooms: _Rooms,
 ) -> Iterator[Slab]:
     """The slabs of some examples, whose inputs are gone at the end."""
     if plan.inputs_first:
@@ -278,23 +290,36 @@ def _slabs_of(
         given, columns = rows[examples], inputs[own].flatten(0, 1)
         for kept, cotangents in kept_and_cotangents:
             part = given[:, :, cotangents]
-            shape = (*part.shape[:2], part.shape[2] + (last is not None), part.shape[3], kept.stop - kept.start)
-            slab = room[: math.prod(shape)].view(shape)
-            formed = slab if last is None else slab[:, :, :-1]
-            torch.bmm(_matrices(part), columns[..., kept], out=_matrices(formed))
-            if last is not None:
-                each = slab.flatten(0, 1).flatten(2)  # [B' G, C + 1, O J']
-                coefficients = last[examples].repeat_interleave(block.groups, 0).unsqueeze(1)
-                torch.bmm(coefficients, each[:, :-1], out=each[:, -1:])
-            if turn is not None:
-                flat = slab.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
-                slab = (flat @ turn).view(block.groups, len(slab), *shape[2:]).transpose(0, 1)
-            if turned is not None:
-                outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*shape[:3], -1, -1)
-                out = turned[: math.prod(shape)].view(shape)
-                torch.bmm(outputs.flatten(0, 2), slab.flatten(0, 2), out=out.flatten(0, 2))
-                slab = out
-            yield Slab(examples, cotangents, kept, slab)
+            slab = _shaped(rooms.formed, (*part.shape[:4], kept.stop - kept.start))
+            torch.bmm(_matrices(part), columns[..., kept], out=_matrices(slab))
+            slabs = [(cotangents, slab)]
+            if last is not None and rooms.summed is not None:  # first, since a slab may be changed
+                after = slice(cotangents.stop, cotangents.stop + 1)
+                slabs.append((after, _summed(slab, last[examples], rooms.summed)))
+            for which, found in slabs:
+                if turn is not None:
+                    flat = found.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
+                    found = (flat @ turn).view(block.groups, len(slab), *found.shape[2:]).transpose(0, 1)
+                if rooms.turned is not None:
+                    outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*found.shape[:3], -1, -1)
+                    out = _shaped(rooms.turned, found.shape)
+                    torch.bmm(outputs.flatten(0, 2), found.flatten(0, 2), out=out.flatten(0, 2))
+                    found = out
+                yield Slab(examples, which, kept, found)
+
+
+def _summed(slab: Tensor, coefficients: Tensor, room: Tensor) -> Tensor:
+    """Sums over cotangents of gradients [B, G, C, O, J] with coefficients [B, C], as [B, G, 1, O, J]."""
+    size, groups, _, *shape = slab.shape
+    found = _shaped(room, (size, groups, 1, *shape))
+    each = coefficients.repeat_interleave(groups, 0).unsqueeze(1)
+    torch.bmm(each, slab.flatten(0, 1).flatten(2), out=found.flatten(0, 1).flatten(2))
+    return found
+
+
+def _shaped(room: Tensor, shape: Sequence[int]) -> Tensor:
+    """The beginning of a room in some shape: without gaps, or products of many matrices are made one by one."""
+    return room[: math.prod(shape)].view(shape)
 
 
 def _matrices(values: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def direct_forms(
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
         squares = slab.gradients.square_().flatten(3)  # [B', G, C, O J']
         found = _weighted_sums(squares, flat[slab.columns.start])
-        (forms[slab.examples] if last is not None else forms[slab.examples, slab.cotangents]).add_(found)
+        forms[slab.examples, slab.cotangents].add_(found)
         del slab, squares  # before the next is made
     return forms
 
