@@ -17,8 +17,9 @@ INTRODUCTION = """# Speed
 Made by `python -m benchmarks.page` from the raw numbers in `benchmarks/results`, which `make bench` writes. What is
 compared was timed by turns in one run, and the best of several rounds counts. A turn lasts a second at least: what is
 quicker is called several times, and the mean counts, since single short calls meet quiet moments that longer work
-cannot. A *unit* is one forward pass of the same batch in eval mode with the same threads; times are milliseconds an
-example. Goals stand beside the figures. A *typical round* is the median over rounds of both in the same round.
+cannot. Tables of commits before d0679b9 are older than that: theirs are single calls. A *unit* is one forward pass of
+the same batch in eval mode with the same threads; times are milliseconds an example. Goals stand beside the figures. A
+*typical round* is the median over rounds of both in the same round.
 """
 
 
