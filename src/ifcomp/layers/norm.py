@@ -127,7 +127,7 @@ def _affine(module: _BatchNorm, value: Tensor) -> Tensor:
     shift = -module.running_mean * slope
     shift = shift if module.bias is None else shift + module.bias
     features = (-1, *(1,) * (value.dim() - 2))
-    return value * slope.view(features) + shift.view(features)
+    return (value * slope.view(features)).add_(shift.view(features))
 
 
 @register(*_INSTANCE_NORMS)
