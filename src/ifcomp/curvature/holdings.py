@@ -10,7 +10,7 @@ import torch
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, fewest_columns, plan_rotation
+from ifcomp.curvature.rotation import FEW_POSITIONS, ROW_ENTRIES, fewest_columns, plan_rotation, slab_entries
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -113,9 +113,10 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     if positions == 1:
         return 0, 0, columns, columns
     outputs = block.groups * block.rows
-    held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
+    entries = slab_entries()
+    held = min(cotangents, max(1, ROW_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
-    slab = min(examples * cotangents * outputs * plan.width, max(SLAB_ENTRIES, least))
+    slab = min(examples * cotangents * outputs * plan.width, max(entries, least))
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
@@ -124,7 +125,7 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
         bases += unfolded * block.groups * plan.width**2
     if plan.width > block.columns:  # the basis with zeros around it
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
-    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > SLAB_ENTRIES)
+    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > entries)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases

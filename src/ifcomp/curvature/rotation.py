@@ -8,9 +8,8 @@ the rule down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -22,9 +21,14 @@ from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 from ifcomp.memory import even_size
 
-#: Entries of one slab of gradients: few enough to stay in the cache while they are squared and summed, and enough for
-#: large matrix products, which two threads can share.
-SLAB_ENTRIES = 1 << 21
+#: Entries of one slab of gradients: few enough to stay in the cache of a core while they are squared and summed.
+SLAB_ENTRIES = 1 << 18
+
+#: So many times as many where several threads work on them: they share large matrix products better.
+_FOR_THREADS = 8
+
+#: Output gradients from which the parts of slabs are formed, again and again: few enough to stay in the cache.
+ROW_ENTRIES = 1 << 21
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
@@ -106,10 +110,11 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     inputs, outputs = block.groups * width, block.groups * block.rows
     inputs_first = block.shared_offsets or positions <= cotangents * block.rows
     held, part = cotangents, width
-    if outputs * width * cotangents > SLAB_ENTRIES:
-        held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
-        part = _even_columns(width, SLAB_ENTRIES // (outputs * held)) if inputs_first else width
-    fit = min(SLAB_ENTRIES // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
+    entries = slab_entries()
+    if outputs * width * cotangents > entries:
+        held = cotangents if together else even_size(cotangents, ROW_ENTRIES // (outputs * positions))
+        part = _even_columns(width, entries // (outputs * held)) if inputs_first else width
+    fit = min(entries // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
     examples = _shareable(max(1, fit))
     slabs = max(1, COLUMN_ENTRIES // (inputs * positions * examples))
     return RotationPlan(
@@ -121,6 +126,11 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         unfolded=slabs * examples,
         width=width,
     )
+
+
+def slab_entries() -> int:
+    """Entries of one slab."""
+    return SLAB_ENTRIES * (_FOR_THREADS if torch.get_num_threads() > 1 else 1)
 
 
 def _even_columns(width: int, largest: int) -> int:
@@ -253,20 +263,34 @@ def rotated_slabs(
     each = min(plan.examples, recording.batch) * block.groups * block.rows * plan.columns
     largest = each * min(plan.cotangents, rows.shape[2])
     rooms = _Rooms(
-        recording.room("slab", largest),
-        None if last is None else recording.room("last slab", each),
-        None if plan.outputs_first else recording.room("turned slab", largest),
+        _SlabRoom(recording.room("slab", largest)),
+        None if last is None else _SlabRoom(recording.room("last slab", each)),
+        None if plan.outputs_first else _SlabRoom(recording.room("turned slab", largest)),
     )
     for some in _slices(recording.batch, plan.unfolded):
         yield from _slabs_of(recording, block, basis, rows, plan, some, last, rooms)
 
 
+class _SlabRoom:
+    """Memory for slabs, and its beginning in the shapes it was used in: these few are made once, not for every slab."""
+
+    def __init__(self, room: Tensor) -> None:
+        self._room = room
+        self._shaped: dict[tuple[int, ...], Tensor] = {}
+
+    def shaped(self, *shape: int) -> Tensor:
+        """In some shape, without gaps: else products of many matrices are made one by one."""
+        if shape not in self._shaped:
+            self._shaped[shape] = self._room[: math.prod(shape)].view(shape)
+        return self._shaped[shape]
+
+
 class _Rooms(NamedTuple):
     """Memory for slabs as they are formed, for sums of them, and for rotated ones."""
 
-    formed: Tensor
-    summed: Tensor | None
-    turned: Tensor | None
+    formed: _SlabRoom
+    summed: _SlabRoom | None
+    turned: _SlabRoom | None
 
 
 def _slabs_of(
@@ -279,52 +303,52 @@ def _slabs_of(
     last: Tensor | None,
     rooms: _Rooms,
 ) -> Iterator[Slab]:
-    """The slabs of some examples, whose inputs are gone at the end."""
+    """The slabs of some examples, whose inputs are gone at the end.
+
+    Python is as slow as a small product: what can be done once is not done for every slab.
+    """
     if plan.inputs_first:
         inputs, turn = rotated_columns(recording, block, basis, some, plan.width), None
     else:
         inputs, turn = recording.columns(block, some, plan.width).transpose(2, 3), _wide_basis(basis, plan.width)
-    kept_and_cotangents = list(product(plan.parts, _slices(rows.shape[2], plan.cotangents)))
-    for own in _slices(len(inputs), plan.examples):  # Python is as slow as a small product: little is done within
+    parts, chunks = plan.parts, _slices(rows.shape[2], plan.cotangents)
+    for own in _slices(len(inputs), plan.examples):
         examples = slice(some.start + own.start, some.start + own.stop)
         given, columns = rows[examples], inputs[own].flatten(0, 1)
-        for kept, cotangents in kept_and_cotangents:
-            part = given[:, :, cotangents]
-            slab = _shaped(rooms.formed, (*part.shape[:4], kept.stop - kept.start))
-            torch.bmm(_matrices(part), columns[..., kept], out=_matrices(slab))
-            slabs = [(cotangents, slab)]
-            if last is not None and rooms.summed is not None:  # first, since a slab may be changed
-                after = slice(cotangents.stop, cotangents.stop + 1)
-                slabs.append((after, _summed(slab, last[examples], rooms.summed)))
-            for which, found in slabs:
-                if turn is not None:
-                    flat = found.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
-                    found = (flat @ turn).view(block.groups, len(slab), *found.shape[2:]).transpose(0, 1)
-                if rooms.turned is not None:
-                    outputs = basis.outputs.transpose(-1, -2).unsqueeze(1).expand(*found.shape[:3], -1, -1)
-                    out = _shaped(rooms.turned, found.shape)
-                    torch.bmm(outputs.flatten(0, 2), found.flatten(0, 2), out=out.flatten(0, 2))
-                    found = out
-                yield Slab(examples, which, kept, found)
+        outputs = [given[:, :, cotangents].flatten(2, 3).flatten(0, 1) for cotangents in chunks]  # [B G, C O, T]
+        for kept, part in zip(parts, columns.split(plan.columns, 2), strict=True):
+            for cotangents, matrices in zip(chunks, outputs, strict=True):
+                torch.bmm(matrices, part, out=rooms.formed.shaped(*matrices.shape[:2], part.shape[2]))
+                count = cotangents.stop - cotangents.start
+                slab = rooms.formed.shaped(len(given), block.groups, count, block.rows, part.shape[2])
+                slabs = [(cotangents, slab)]
+                if last is not None and rooms.summed is not None:  # first, since a slab may be changed
+                    after = slice(cotangents.stop, cotangents.stop + 1)
+                    slabs.append((after, _summed(slab, last[examples], rooms.summed)))
+                for which, found in slabs:
+                    if turn is not None:
+                        flat = found.transpose(0, 1).flatten(1, 3)  # one product for all gradients of a group
+                        found = (flat @ turn).view(block.groups, len(slab), *found.shape[2:]).transpose(0, 1)
+                    if rooms.turned is not None:
+                        found = _turned(found, basis.outputs, rooms.turned)
+                    yield Slab(examples, which, kept, found)
 
 
-def _summed(slab: Tensor, coefficients: Tensor, room: Tensor) -> Tensor:
-    """Sums over cotangents of gradients [B, G, C, O, J] with coefficients [B, C], as [B, G, 1, O, J]."""
-    size, groups, _, *shape = slab.shape
-    found = _shaped(room, (size, groups, 1, *shape))
-    each = coefficients.repeat_interleave(groups, 0).unsqueeze(1)
-    torch.bmm(each, slab.flatten(0, 1).flatten(2), out=found.flatten(0, 1).flatten(2))
+def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:
+    """Gradients [B, G, C, O, J] whose rows are rotated by a basis [G, O, O]."""
+    outputs = basis.transpose(-1, -2).unsqueeze(1).expand(*slab.shape[:3], -1, -1)
+    found = room.shaped(*slab.shape)
+    torch.bmm(outputs.flatten(0, 2), slab.flatten(0, 2), out=found.flatten(0, 2))
     return found
 
 
-def _shaped(room: Tensor, shape: Sequence[int]) -> Tensor:
-    """The beginning of a room in some shape: without gaps, or products of many matrices are made one by one."""
-    return room[: math.prod(shape)].view(shape)
-
-
-def _matrices(values: Tensor) -> Tensor:
-    """[B, G, C, O, T] as matrices [B G, C O, T]."""
-    return values.flatten(2, 3).flatten(0, 1)
+def _summed(slab: Tensor, coefficients: Tensor, room: _SlabRoom) -> Tensor:
+    """Sums over cotangents of gradients [B, G, C, O, J] with coefficients [B, C], as [B, G, 1, O, J]."""
+    size, groups, _, *shape = slab.shape
+    found = room.shaped(size, groups, 1, *shape)
+    each = coefficients.repeat_interleave(groups, 0).unsqueeze(1)
+    torch.bmm(each, slab.flatten(0, 1).flatten(2), out=found.flatten(0, 1).flatten(2))
+    return found
 
 
 def _slices(size: int, step: int) -> list[slice]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -48,22 +49,40 @@ def direct_forms(
     forms = weights.new_zeros(recording.batch, count)
     plan = plan_rotation(block, rows.shape[4], count)
     wide = widened(weights, plan.width)
-    flat = {part.start: wide[..., part].flatten(1) for part in plan.parts}
+    by_columns = {part.start: wide[..., part].flatten(1) for part in plan.parts}
+    sums = _WeightedSums()
+    places: dict[tuple[int, int], tuple[slice, slice]] = {}
+    found: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
-        squares = slab.gradients.square_().flatten(3)  # [B', G, C, O J']
-        found = _weighted_sums(squares, flat[slab.columns.start])
-        forms[slab.examples, slab.cotangents].add_(found)
-        del slab, squares  # before the next is made
+        place = slab.examples.start, slab.cotangents.start
+        places[place] = slab.examples, slab.cotangents
+        found[place].append(sums(slab.gradients.square_(), by_columns[slab.columns.start]))
+        del slab  # before the next is made
+    for place, parts in found.items():
+        own = forms[places[place]]
+        own.copy_(torch.cat(parts).sum((0, 1)).view_as(own))
     return forms
 
 
-def _weighted_sums(squares: Tensor, weights: Tensor) -> Tensor:
-    """Sums over groups and entries of squares [B, G, C, N] times weights [G, N], as [B, C]."""
-    if len(weights) == 1:  # a matrix by a vector is left to one thread, and these as they lie take ten times as long
-        parts = math.gcd(squares.shape[3], _PARTS)
-        each = squares.flatten(0, 2).unflatten(1, (parts, -1)).permute(1, 2, 0)  # [parts, N / parts, B C]
-        return torch.bmm(weights.view(parts, 1, -1), each).sum((0, 1)).view(len(squares), -1)
-    return (squares @ weights.unsqueeze(-1)).squeeze(-1).sum(1)
+class _WeightedSums:
+    """Sums of squares [B, G, C, O, J] times weights [G, O J], as [parts, 1, B C], whose parts are still to be added.
+
+    A matrix by a vector would be left to one thread, and by parts threads share it. Slabs come in the same memory again
+    and again, which is looked at in the shape of parts once.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Tensor | None = None
+        self._parts: Tensor | None = None
+
+    def __call__(self, squares: Tensor, weights: Tensor) -> Tensor:
+        if len(weights) > 1:
+            return (squares.flatten(3) @ weights.unsqueeze(-1)).sum(1).view(1, 1, -1)
+        if self._parts is None or squares is not self._seen:
+            parts = math.gcd(weights.shape[1], _PARTS)
+            self._seen = squares
+            self._parts = squares.flatten(0, 2).flatten(1).unflatten(1, (parts, -1)).permute(1, 2, 0)
+        return torch.bmm(weights.view(len(self._parts), 1, -1), self._parts)  # the other way round is ten times as slow
 
 
 def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
