@@ -1,4 +1,4 @@
-"""Raw results as JSON: one file a suite, one entry for each subject and number of threads."""
+"""Raw results as JSON: one file a suite, one entry for each subject, number of threads and processor."""
 
 import json
 from collections.abc import Iterable
@@ -21,6 +21,11 @@ class Run:
     environment: dict[str, Any]
     measured: Measured
 
+    @property
+    def processor(self) -> str:
+        """Where it was measured: figures of one are not to be set beside those of another."""
+        return str(self.environment["cpu"])
+
 
 def read(suite: str, folder: Path) -> list[Run]:
     """What a folder has of a suite; nothing if it was never run."""
@@ -32,8 +37,8 @@ def read(suite: str, folder: Path) -> list[Run]:
 
 
 def write(suite: str, runs: Iterable[Run], folder: Path) -> None:
-    """Add runs to the file of a suite; they take the place of those of the same subject and threads."""
-    kept = {(run.subject, run.threads): run for run in [*read(suite, folder), *runs]}
+    """Add runs to the file of a suite; they take the place of those of the same subject, threads and processor."""
+    kept = {(run.subject, run.threads, run.processor): run for run in [*read(suite, folder), *runs]}
     folder.mkdir(parents=True, exist_ok=True)
     content = {"suite": suite, "runs": [asdict(run) for run in kept.values()]}
     with written_atomically(folder / f"{suite}.json") as scratch:

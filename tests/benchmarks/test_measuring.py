@@ -80,13 +80,14 @@ def test_cells_say_whether_a_goal_is_met() -> None:
 
 
 def test_records_are_added_and_replaced(tmp_path: Path) -> None:
-    first = [Run("a", threads, {"date": "then"}, Measured({"x": Times(1, [1.0])})) for threads in (1, 2)]
+    then, now = {"date": "then", "cpu": "one"}, {"date": "now", "cpu": "one"}
+    first = [Run("a", threads, then, Measured({"x": Times(1, [1.0])})) for threads in (1, 2)]
     for own in first:
         record.write("suite", [own], tmp_path)
     assert record.read("suite", tmp_path) == first
-    newer = Run("a", 1, {"date": "now"}, Measured({}, {"y": 2.0}))
-    record.write("suite", [newer], tmp_path)
-    assert record.read("suite", tmp_path) == [newer, first[1]]
+    newer, elsewhere = (Run("a", 1, now | {"cpu": cpu}, Measured({}, {"y": 2.0})) for cpu in ("one", "another"))
+    record.write("suite", [newer, elsewhere], tmp_path)
+    assert record.read("suite", tmp_path) == [newer, first[1], elsewhere]
     assert record.read("other", tmp_path) == []
 
 

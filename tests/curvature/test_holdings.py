@@ -19,13 +19,6 @@ BARE = other("", 6)
 ALL = (GROUPED, SHARED, TABLE, BARE)
 
 
-def hold(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let slabs, and the output gradients they are formed from, have no more entries than these."""
-    monkeypatch.setattr(rotation, "SLAB_ENTRIES", entries)
-    for module in (rotation, holdings):
-        monkeypatch.setattr(module, "ROW_ENTRIES", entries)
-
-
 def test_shapes() -> None:
     assert holdings.factor_shapes(GROUPED) == ((2, 3, 5), (2, 5, 5), (2, 3, 3))
     assert holdings.factor_shapes(SHARED) == ((1, 4, 28), (1, 3, 3), (1, 4, 4))
@@ -91,7 +84,8 @@ def test_what_a_piece_of_the_second_pass_holds(positions: int, entries: int, roo
 
 def test_gradients_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rotations on the gradient, few inputs at once: one example's 10 x 10 inputs beside 3 x 3 x 10 gradients."""
-    hold(90, monkeypatch)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 90)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1)
     asked: list[int] = []
     own = session(recording_bytes=lambda *given: asked.append(given[3]) or 5)
@@ -132,7 +126,8 @@ def test_zeros_around_the_basis_and_after_the_inverse_curvature_are_counted() ->
 
 def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten gradients of ten entries fit: sixteen are two slabs of eight, but ten that are left are one."""
-    hold(100, monkeypatch)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
     block = kronecker("x", 1, 2, 5)
     assert [plan_rotation(block, 6, count).cotangents for count in (16, 10)] == [8, 10]
     own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
@@ -145,7 +140,8 @@ def test_a_slab_that_must_have_more_than_it_should_is_counted(
 ) -> None:
     """One column of 200 rows, or a vector of them; and the inverse curvature once more, in parts."""
     asked: list[int] = []
-    hold(100, monkeypatch)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
     block = kronecker("x", 1, 200, columns)
     assert plan_rotation(block, 2, 1).columns == part
     own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
@@ -155,7 +151,8 @@ def test_a_slab_that_must_have_more_than_it_should_is_counted(
 
 def test_fewer_cotangents_may_let_more_examples_fill_a_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four cotangents two examples have 80 entries; of three that are left three would have 90, and two have 60."""
-    hold(119, monkeypatch)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 119)
     block = kronecker("x", 1, 2, 5)
     assert [plan_rotation(block, 6, count).examples for count in (4, 3, 2, 1)] == [2, 2, 4, 8]
     own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
@@ -257,13 +254,13 @@ def test_the_largest_layers_are_described_largest_first() -> None:
 def test_plans_by_hand(
     shape: tuple[int, int, int], positions: int, cotangents: int, expected: RotationPlan, monkeypatch: Any
 ) -> None:
-    hold(100, monkeypatch)
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
     assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
 
 
 def test_gradients_that_are_needed_together_are_split_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(100, monkeypatch)
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     found = plan_rotation(kronecker("x", 1, 7, 10), 14, 2, together=True)
     assert (found.columns, found.cotangents) == (5, 2)
 
@@ -273,23 +270,28 @@ def test_shared_offsets_are_rotated_first() -> None:
     assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1).inputs_first
 
 
-def test_slabs_that_threads_share_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(100, monkeypatch)
-    assert rotation.slab_entries() == 100
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert rotation.slab_entries() == 800
-    assert plan_rotation(kronecker("x", 1, 7, 10), 3, 2).columns == 10  # was two slabs of 5
-
-
-def test_many_columns_are_split_before_output_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output gradients 7 x 9 of two cotangents may be larger than a slab."""
-    hold(100, monkeypatch)
-    monkeypatch.setattr(rotation, "ROW_ENTRIES", 126)
-    found = plan_rotation(kronecker("x", 1, 7, 10), 9, 2)
-    assert (found.columns, found.cotangents) == (5, 2)
+@pytest.mark.parametrize(("positions", "threads", "columns"), [(64, 1, 5), (65, 1, 10), (64, 2, 10)])
+def test_one_thread_has_smaller_slabs_of_few_positions(
+    positions: int, threads: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 70 entries half fit into the cache of a core; all of the 448 output gradients are read again for the others.
+    The inverse curvature is there once more where it is split.
+    """
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 1000)
+    monkeypatch.setattr(rotation, "CORE_ENTRIES", 35)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    block = kronecker("x", 1, 7, 2, offsets=5, bias=False)
+    found = plan_rotation(block, positions, 1)
+    assert (found.columns, found.cotangents) == (columns, 1)
+    asked: list[int] = []
+    own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    rooms = (7 * columns) * (1 if positions <= 10 else 2) + 10 * positions  # rotated slabs have a room too
+    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 1) == 5 + 4 * rooms
+    assert asked == [4 * (70 if columns < 10 else 0)]
 
 
 @pytest.mark.parametrize(("fit", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (51, 48)])
 def test_slabs_have_examples_that_threads_share(fit: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(fit * 6, monkeypatch)
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", fit * 6)
     assert plan_rotation(kronecker("x", 1, 3, 2), 2, 1).examples == shared

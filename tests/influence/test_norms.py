@@ -11,7 +11,6 @@ from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type
 from experiments.models import LeNet
 from ifcomp.batches import as_batch
-from ifcomp.curvature import rotation
 from ifcomp.influence import norms
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session
@@ -50,7 +49,7 @@ def test_both_ways_are_exact(
     case: Case, way: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norms, "choose_way", lambda *_: way)
-    monkeypatch.setattr(rotation, "SLAB_ENTRIES", 30)  # several slabs
+    monkeypatch.setattr(norms, "SLAB_ENTRIES", 30)  # several slabs
     inputs, cotangents = case.sample(5), some_cotangents(case, 3)
     found = found_norms(case, inputs, cotangents, dtype)
     assert found.dtype == torch.float64

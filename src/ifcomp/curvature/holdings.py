@@ -10,7 +10,7 @@ import torch
 
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import FEW_POSITIONS, ROW_ENTRIES, fewest_columns, plan_rotation, slab_entries
+from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, fewest_columns, plan_rotation, slab_entries
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -113,8 +113,8 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     if positions == 1:
         return 0, 0, columns, columns
     outputs = block.groups * block.rows
-    entries = slab_entries()
-    held = min(cotangents, max(1, ROW_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
+    entries = slab_entries(positions)
+    held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
     slab = min(examples * cotangents * outputs * plan.width, max(entries, least))
     turned = 0 if plan.outputs_first else slab

@@ -21,14 +21,16 @@ from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 from ifcomp.memory import even_size
 
-#: Entries of one slab of gradients: few enough to stay in the cache of a core while they are squared and summed.
-SLAB_ENTRIES = 1 << 18
+#: Entries of one slab of gradients: few enough to stay in the cache while they are squared and summed, and enough for
+#: large matrix products, which two threads can share.
+SLAB_ENTRIES = 1 << 21
 
-#: So many times as many where several threads work on them: they share large matrix products better.
-_FOR_THREADS = 8
+#: The same where one thread works on gradients of few positions, which take less time to form than to square and sum:
+#: these stay in the cache of a core.
+CORE_ENTRIES = 1 << 18
 
-#: Output gradients from which the parts of slabs are formed, again and again: few enough to stay in the cache.
-ROW_ENTRIES = 1 << 21
+#: Up to so many are few.
+_FEW_TO_SUM = 64
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
@@ -110,9 +112,9 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     inputs, outputs = block.groups * width, block.groups * block.rows
     inputs_first = block.shared_offsets or positions <= cotangents * block.rows
     held, part = cotangents, width
-    entries = slab_entries()
+    entries = slab_entries(positions)
     if outputs * width * cotangents > entries:
-        held = cotangents if together else even_size(cotangents, ROW_ENTRIES // (outputs * positions))
+        held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
         part = _even_columns(width, entries // (outputs * held)) if inputs_first else width
     fit = min(entries // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
     examples = _shareable(max(1, fit))
@@ -128,9 +130,10 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     )
 
 
-def slab_entries() -> int:
-    """Entries of one slab."""
-    return SLAB_ENTRIES * (_FOR_THREADS if torch.get_num_threads() > 1 else 1)
+def slab_entries(positions: int) -> int:
+    """Entries of one slab of gradients that are sums over so many positions."""
+    small = positions <= _FEW_TO_SUM and torch.get_num_threads() == 1
+    return min(SLAB_ENTRIES, CORE_ENTRIES) if small else SLAB_ENTRIES
 
 
 def _even_columns(width: int, largest: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ifcomp.curvature.holdings import block_bytes, factor_bytes, slab_bytes
+from ifcomp.curvature.rotation import SLAB_ENTRIES
 from ifcomp.influence.kernels import pair_step
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.block import KroneckerBlock
@@ -17,9 +18,6 @@ Kernel = Literal["direct", "pairs"]
 _PER_MOVE = 24.0
 #: The same inside the cache.
 _PER_CACHED_MOVE = 4.0
-
-#: The largest gradients that are in the cache of all cores.
-_CACHED_ENTRIES = 1 << 21
 
 #: Up to this condition *pairs* may be used for T > 1. Its sum over pairs cancels in directions where an example's
 #: gradient is small, so its error grows like rounding times the condition, while that of *direct* grows like rounding
@@ -42,7 +40,7 @@ def choose_kernel(block: KroneckerBlock, positions: int, cotangents: int, condit
 def direct_cost(block: KroneckerBlock, positions: int, cotangents: int) -> float:
     """Multiplications of *direct* per example, with memory traffic in the same unit."""
     entries = block.rows * block.columns
-    move = _PER_CACHED_MOVE if entries <= _CACHED_ENTRIES else _PER_MOVE / 2
+    move = _PER_CACHED_MOVE if entries <= SLAB_ENTRIES else _PER_MOVE / 2
     return block.groups * cotangents * entries * (positions + 2 * move)
 
 

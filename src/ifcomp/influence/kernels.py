@@ -58,6 +58,8 @@ def direct_forms(
         places[place] = slab.examples, slab.cotangents
         found[place].append(sums(slab.gradients.square_(), by_columns[slab.columns.start]))
         del slab  # before the next is made
+        if not plan.inputs_first:  # then it is in memory of its own, which is to be free too
+            sums = _WeightedSums()
     for place, parts in found.items():
         own = forms[places[place]]
         own.copy_(torch.cat(parts).sum((0, 1)).view_as(own))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.batches import Batch
-from ifcomp.curvature.rotation import slab_entries, sum_equal_indices
+from ifcomp.curvature.rotation import SLAB_ENTRIES, sum_equal_indices
 from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording
@@ -88,7 +88,7 @@ def _direct(columns: Tensor, outputs: list[Tensor]) -> Tensor:
     """The same as `_ghost`, from gradients that are formed for a few examples at a time."""
     transposed = columns.transpose(-1, -2)
     gradients = columns.shape[1] * columns.shape[2] * outputs[0].shape[2] * len(outputs)
-    step = max(1, slab_entries() // gradients)
+    step = max(1, SLAB_ENTRIES // gradients)
     found = []
     for first in range(0, len(columns), step):
         some = slice(first, first + step)
