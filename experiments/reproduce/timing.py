@@ -18,6 +18,7 @@ from benchmarks import record as recorded
 from benchmarks.run import run
 from benchmarks.suite import Measured, Times
 from benchmarks.suites.table1 import PAPER, SUITE
+from benchmarks.timing import environment
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 
@@ -54,9 +55,17 @@ PRESETS = {"digits": Settings(tiny=True, rounds=1), "paper": Settings(tiny=False
 
 def _subject(settings: Settings, name: str, _: Results) -> dict[str, Any]:
     """What the benchmark has recorded of a network, or measures now."""
-    known = [] if settings.tiny else recorded.read(SUITE.name, recorded.RESULTS)
-    found = [own for own in known if (own.subject, own.threads) == (name, settings.threads)]
-    return asdict(found[0] if found else _measure(settings, name))
+    return asdict(_recorded(settings).get(name) or _measure(settings, name))
+
+
+def _recorded(settings: Settings) -> dict[str, recorded.Run]:
+    """Records of one processor by network: of one that has them all, this machine's first, or what this one's has."""
+    found: dict[str, dict[str, recorded.Run]] = {environment()["cpu"]: {}}
+    for own in [] if settings.tiny else recorded.read(SUITE.name, recorded.RESULTS):
+        if own.threads == settings.threads:
+            found.setdefault(own.processor, {})[own.subject] = own
+    here, *_ = found.values()
+    return next((runs for runs in found.values() if runs.keys() >= PAPER.keys()), here)
 
 
 def _measure(settings: Settings, name: str) -> recorded.Run:

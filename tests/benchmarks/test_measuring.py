@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import record, timing
 from benchmarks.child import in_child, peak_memory
+from benchmarks.page import page
 from benchmarks.record import Run
 from benchmarks.suite import Column, Goal, Measured, Section, Times
 from benchmarks.suites.fit import fixed_seconds, per_example
@@ -134,3 +135,18 @@ def test_processes_share_the_work() -> None:
 def test_a_process_that_fails_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)benchmarks\.child:peak_memory \[\] ended with 1.*TypeError"):
         in_child(peak_memory)
+
+
+def test_every_processor_has_its_own_tables(tmp_path: Path) -> None:
+    place = {"torch": "2", "date": "now", "commit": "abcdef0123"}
+    for cpu, units in (("one", 1.25), ("another", 1.5)):
+        measured = Measured({"forward": Times(1, [1.0]), "ours": Times(1, [units])})
+        record.write("last", [Run("LeNet", 1, place | {"cpu": cpu}, measured)], tmp_path)
+    _, another, one = page(tmp_path).split("### last, ")
+    assert another.startswith("another\n")
+    assert "| 1.50 (≤ 1.30: missed) |" in another
+    assert "Threads: 1; another, torch 2, now, commit abcdef0." in another
+    assert one.startswith("one\n")
+    assert "| 1.25 (≤ 1.30: met) |" in one
+    assert "1.25" not in another
+    assert "1.50" not in one

@@ -270,24 +270,28 @@ def test_shared_offsets_are_rotated_first() -> None:
     assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1).inputs_first
 
 
-@pytest.mark.parametrize(("positions", "threads", "columns"), [(64, 1, 5), (65, 1, 10), (64, 2, 10)])
+@pytest.mark.parametrize(
+    ("positions", "threads", "device", "columns"),
+    [(64, 1, False, 2), (65, 1, False, 10), (64, 2, False, 10), (64, 1, True, 10)],
+)
 def test_one_thread_has_smaller_slabs_of_few_positions(
-    positions: int, threads: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    positions: int, threads: int, device: bool, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 70 entries half fit into the cache of a core; all of the 448 output gradients are read again for the others.
+    """Of 140 entries 35 fit into the cache of a core, two columns of both cotangents; their 2 x 448 output gradients
+    need not. Rooms are as large as they may be for other positions, and there are two, since outputs are rotated late.
     The inverse curvature is there once more where it is split.
     """
     for room in (rotation, holdings):
         monkeypatch.setattr(room, "SLAB_ENTRIES", 1000)
     monkeypatch.setattr(rotation, "CORE_ENTRIES", 35)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
     block = kronecker("x", 1, 7, 2, offsets=5, bias=False)
-    found = plan_rotation(block, positions, 1)
-    assert (found.columns, found.cotangents) == (columns, 1)
+    found = plan_rotation(block, positions, 2)
+    assert (found.columns, found.cotangents) == (columns, 2)
     asked: list[int] = []
     own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
-    rooms = (7 * columns) * (1 if positions <= 10 else 2) + 10 * positions  # rotated slabs have a room too
-    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 1) == 5 + 4 * rooms
+    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 2) == 5 + 4 * (2 * 140 + 10 * positions)
     assert asked == [4 * (70 if columns < 10 else 0)]
 
 

@@ -70,6 +70,21 @@ def test_what_is_not_recorded_is_measured_and_recorded(tmp_path: Path, monkeypat
     assert timing.steps(timing.PRESETS["paper"])[name]({}) == found
 
 
+def test_processors_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of another processor are taken, unless this one has all; without either it goes on with what this one has."""
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    monkeypatch.setattr(timing, "environment", lambda: {"cpu": "this core"})
+    settings, (first, *others) = timing.PRESETS["paper"], PAPER
+    this = {name: replace(made_up(name), environment={**ENVIRONMENT, "cpu": "this core"}) for name in PAPER}
+    recorded.write("table1", [made_up(name) for name in others], tmp_path)
+    recorded.write("table1", [this[first]], tmp_path)
+    assert timing._recorded(settings) == {first: this[first]}
+    recorded.write("table1", [made_up(first)], tmp_path)
+    assert timing._recorded(settings) == {name: made_up(name) for name in PAPER}
+    recorded.write("table1", [this[name] for name in others], tmp_path)
+    assert timing._recorded(settings) == this
+
+
 def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "RESULTS", tmp_path / "benchmarks")
     reproduce.reproduce("timing", "digits", tmp_path)

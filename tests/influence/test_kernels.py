@@ -49,9 +49,13 @@ def test_direct(slab: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
 
 
-@pytest.mark.parametrize("columns", [3, 8])
-def test_direct_sums_of_one_group_are_made_in_parts(columns: int) -> None:
-    """Four rows of three or eight columns: 12 entries in four parts, 32 in eight."""
+@pytest.mark.parametrize("slab", [12, 24, 40, 250, 1 << 19])
+@pytest.mark.parametrize("columns", [3, 5, 8])
+def test_direct_sums_of_one_group_are_made_in_parts(columns: int, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of three, five or eight columns: 12 entries in four parts, 32 in eight. Slabs have all of them, or
+    some of them with fewer in the last, or those of several examples with fewer in the last.
+    """
+    monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
     basis, weights = Basis(normal(1, columns, columns), normal(1, R, R)), normal(1, R, columns).square()
     recorded, rows = Recorded(normal(B, 1, columns, T)), normal(B, 1, C, R, T)
     turned = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, rows)

@@ -26,7 +26,7 @@ from ifcomp.memory import even_size
 SLAB_ENTRIES = 1 << 21
 
 #: The same where one thread works on gradients of few positions, which take less time to form than to square and sum:
-#: these stay in the cache of a core.
+#: these stay in the cache of a core. A GPU wants large ones.
 CORE_ENTRIES = 1 << 18
 
 #: Up to so many are few.
@@ -86,12 +86,14 @@ class Slab:
         cotangents: Which cotangents.
         columns: Which columns of the block, and of zeros after them.
         gradients: [B', G, C', O, J']; may be changed in place, and is gone with the next slab.
+        lasts: Whether their memory is that of other slabs, too, rather than to be let go.
     """
 
     examples: slice
     cotangents: slice
     columns: slice
     gradients: Tensor
+    lasts: bool
 
 
 def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, together: bool = False) -> RotationPlan:
@@ -100,7 +102,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
     it has some of their columns: what they are made from is then as it was, two threads can share many rows, and the
     curvature of these columns is read once for all cotangents. Output gradients are read again for other columns, so
-    they too are of no more cotangents than a slab has room for. Gradients that are still to be rotated stay whole.
+    they too are of no more cotangents than a large slab has room for. Gradients that are yet to be rotated stay whole.
 
     Args:
         block: The block.
@@ -132,7 +134,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
 
 def slab_entries(positions: int) -> int:
     """Entries of one slab of gradients that are sums over so many positions."""
-    small = positions <= _FEW_TO_SUM and torch.get_num_threads() == 1
+    small = positions <= _FEW_TO_SUM and torch.get_num_threads() == 1 and not torch.cuda.is_available()
     return min(SLAB_ENTRIES, CORE_ENTRIES) if small else SLAB_ENTRIES
 
 
@@ -334,7 +336,7 @@ def _slabs_of(
                         found = (flat @ turn).view(block.groups, len(slab), *found.shape[2:]).transpose(0, 1)
                     if rooms.turned is not None:
                         found = _turned(found, basis.outputs, rooms.turned)
-                    yield Slab(examples, which, kept, found)
+                    yield Slab(examples, which, kept, found, lasts=turn is None or rooms.turned is not None)
 
 
 def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:
