@@ -271,15 +271,15 @@ def test_shared_offsets_are_rotated_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "threads", "device", "columns"),
-    [(64, 1, False, 2), (65, 1, False, 10), (64, 2, False, 10), (64, 1, True, 10)],
+    ("positions", "threads", "device", "columns", "slab"),
+    [(64, 1, False, 2, 35), (65, 1, False, 10, 140), (64, 2, False, 10, 140), (64, 1, True, 10, 140)],
 )
 def test_one_thread_has_smaller_slabs_of_few_positions(
-    positions: int, threads: int, device: bool, columns: int, monkeypatch: pytest.MonkeyPatch
+    positions: int, threads: int, device: bool, columns: int, slab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 140 entries 35 fit into the cache of a core, two columns of both cotangents; their 2 x 448 output gradients
-    need not. Rooms are as large as they may be for other positions, and there are two, since outputs are rotated late.
-    The inverse curvature is there once more where it is split.
+    need not. There are two rooms, since outputs are rotated late. The inverse curvature is there once more where it is
+    split.
     """
     for room in (rotation, holdings):
         monkeypatch.setattr(room, "SLAB_ENTRIES", 1000)
@@ -291,7 +291,7 @@ def test_one_thread_has_smaller_slabs_of_few_positions(
     assert (found.columns, found.cotangents) == (columns, 2)
     asked: list[int] = []
     own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
-    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 2) == 5 + 4 * (2 * 140 + 10 * positions)
+    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 2) == 5 + 4 * (2 * slab + 10 * positions)
     assert asked == [4 * (70 if columns < 10 else 0)]
 
 

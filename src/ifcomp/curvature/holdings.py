@@ -115,9 +115,8 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     outputs = block.groups * block.rows
     held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
-    slab = min(
-        examples * cotangents * outputs * plan.width, max(SLAB_ENTRIES, least)
-    )  # which stays for other positions
+    entries = slab_entries(positions)
+    slab = min(examples * cotangents * outputs * plan.width, max(entries, least))
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
@@ -126,7 +125,7 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
         bases += unfolded * block.groups * plan.width**2
     if plan.width > block.columns:  # the basis with zeros around it
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
-    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > slab_entries(positions))
+    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > entries)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases
