@@ -70,7 +70,8 @@ def _profiles(path: Path) -> list[str]:
 
 def _place(environment: dict[str, Any]) -> str:
     commit = (environment["commit"] or "unknown")[:7]
-    place = f"{environment['cpu']}, torch {environment['torch']}, {environment['date']}, commit {commit}."
+    library = f", C library: {environment['library']}" if "library" in environment else ""
+    place = f"{environment['cpu']}, torch {environment['torch']}{library}, {environment['date']}, commit {commit}."
     return " ".join(filter(None, (place, environment.get("note"))))
 
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import torch
 
+from ifcomp import compiled
+
+#: What the C library of ifcomp is made for, by the columns that it works on at once.
+_LIBRARIES = {0: "none", 16: "AVX2", 32: "AVX-512"}
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -58,7 +63,9 @@ def interleaved(
 
 
 def environment() -> dict[str, Any]:
-    """Versions, processor, threads, load, date and commit (None outside a repository), as result files have them."""
+    """Versions, processor, threads, load, the variant of ifcomp's C library, date and commit (None outside a
+    repository), as result files have them.
+    """
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -66,6 +73,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
+        "library": _LIBRARIES[compiled.panel_width()],
         "date": strftime("%Y-%m-%d", gmtime()),
         "commit": _commit(),
     }

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from blocks import footprint, kronecker, other, table
+from ifcomp import compiled
 from ifcomp.curvature import holdings, rotation
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import RotationPlan, plan_rotation
+from ifcomp.curvature.rotation import RotationPlan, is_compiled, plan_rotation
 from ifcomp.errors import MemoryLimitError
+from ifcomp.layers.block import KroneckerBlock
 
 GROUPED = kronecker("grouped", 2, 3, 5)  # moments [2, 3, 5], inputs [2, 5, 5], outputs [2, 3, 3]: 30, 50 and 18 numbers
 SHARED = kronecker("shared", 1, 4, 3, offsets=9)  # [1, 4, 28], [1, 3, 3], [1, 4, 4]: 112, 9 and 16
@@ -50,6 +52,8 @@ def session(**known: Any) -> Any:
         "backward_bytes": lambda footprint, examples, cotangents: examples * footprint.gradients,
         "item_bytes": 4,
         "blocks": ALL,
+        "device": torch.device("cpu"),
+        "dtype": torch.float64,  # no library does it
     }
     return SimpleNamespace(**{"kronecker": ALL[:3], "num_classes": 10, **given, **known})
 
@@ -271,28 +275,45 @@ def test_shared_offsets_are_rotated_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "threads", "device", "columns", "slab"),
-    [(64, 1, False, 2, 35), (65, 1, False, 10, 140), (64, 2, False, 10, 140), (64, 1, True, 10, 140)],
+    ("block", "positions", "rotated"),
+    [
+        (SHARED, 9, 0),  # channels are rotated
+        (kronecker("x", 1, 12, 28), 9, 2 * (4 * 9 * 32) + 2 * 32 * 32),  # few positions are put together
+        (kronecker("x", 1, 40, 33), 33, 4 * 33 * 40 + 2 * 40 * 40),
+    ],
 )
-def test_one_thread_has_smaller_slabs_of_few_positions(
-    positions: int, threads: int, device: bool, columns: int, slab: int, monkeypatch: pytest.MonkeyPatch
+def test_what_the_compiled_library_holds_is_counted(
+    block: KroneckerBlock, positions: int, rotated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 140 entries 35 fit into the cache of a core, two columns of both cotangents; their 2 x 448 output gradients
-    need not. There are two rooms, since outputs are rotated late. The inverse curvature is there once more where it is
-    split.
+    """Inputs of four examples, 28 columns as wide as 32 and 33 as wide as 40, and as they are rotated; the curvature
+    twice, in panels; and what each of three threads works with. There are no slabs.
     """
-    for room in (rotation, holdings):
-        monkeypatch.setattr(room, "SLAB_ENTRIES", 1000)
-    monkeypatch.setattr(rotation, "CORE_ENTRIES", 35)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
-    block = kronecker("x", 1, 7, 2, offsets=5, bias=False)
-    found = plan_rotation(block, positions, 2)
-    assert (found.columns, found.cotangents) == (columns, 2)
+    if not compiled.panel_width():
+        pytest.skip("there is no library here")
+    monkeypatch.setattr(compiled, "panel_width", lambda: 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     asked: list[int] = []
-    own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
-    assert holdings.slab_bytes(own, footprint(positions={"x": positions}), 1, 2) == 5 + 4 * (2 * slab + 10 * positions)
-    assert asked == [4 * (70 if columns < 10 else 0)]
+    own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    there, width = footprint(positions={block.name: positions}), 32 if block.columns == 28 else 40
+    panels = 2 * block.rows * 16 * -(-block.columns // 16)
+    assert holdings.slab_bytes(own, there, 4, 3) == 5 + 4 * (4 * positions * width)
+    work = positions * 17 + 4 * 3 * block.rows * positions  # for each thread: one panel, outputs of all examples
+    assert asked == [4 * (panels + 3 * work + rotated)]
+    monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 2 * positions * width)
+    assert holdings.slab_bytes(own, there, 4, 3) == 5 + 4 * (2 * positions * width)
+
+
+def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled() -> None:
+    """Seven cotangents of 16 rows have more outputs than the 100 positions, six (96) have not: theirs are rotated late,
+    in a slab of 2 x 6 x 16 x 256.
+    """
+    if not compiled.panel_width():
+        pytest.skip("there is no library here")
+    block, there = kronecker("x", 1, 16, 256), footprint(positions={"x": 100})
+    own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *_: 0)
+    assert is_compiled(block, 100, 7, own)
+    assert not is_compiled(block, 100, 6, own)
+    assert holdings.slab_bytes(own, there, 2, 7) == 4 * (2 * 100 * 256 + 2 * 6 * 16 * 256)
 
 
 @pytest.mark.parametrize(("fit", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (51, 48)])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
+from ifcomp import compiled
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
-from ifcomp.curvature.rotation import FEW_POSITIONS, SLAB_ENTRIES, fewest_columns, plan_rotation, slab_entries
+from ifcomp.curvature.rotation import (
+    FEW_POSITIONS,
+    SLAB_ENTRIES,
+    fewest_columns,
+    inputs_at_once,
+    is_compiled,
+    plan_rotation,
+)
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session
@@ -90,19 +98,32 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
 
     Rooms that layers share are as large as any layer needs, and stay.
     """
-    counts = {1, cotangents}  # fewer may be left at the end, and fewer gradients let more inputs be there
     held = [
-        _slab_entries(block, positions, examples, count)
+        _slab_entries(block, positions, examples, count, session)
         for block in session.kronecker
         if isinstance(block, KroneckerBlock) and (positions := footprint.positions.get(block.name, 0))
-        for count in counts
+        for count in _cotangent_counts(block, positions, cotangents, session)
     ]
     *rooms, passing = (max(entries) for entries in zip(*held, strict=True)) if held else (0, 0)
     recording = session.recording_bytes(footprint, examples, cotangents, passing * session.item_bytes)
     return recording + sum(rooms) * session.item_bytes
 
 
-def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangents: int) -> tuple[int, int, int, int]:
+def _cotangent_counts(
+    block: KroneckerBlock, positions: int, cotangents: int, numbers: compiled.Numbers
+) -> Iterator[int]:
+    """Numbers of cotangents to look at: fewer may be left at the end, and fewer gradients let more inputs be there.
+
+    Of fewer the inputs may be rotated later, and so slabs be made.
+    """
+    yield from (1, cotangents)
+    if is_compiled(block, positions, cotangents, numbers):
+        yield min(cotangents, max(1, (positions - 1) // block.rows))
+
+
+def _slab_entries(
+    block: KroneckerBlock, positions: int, examples: int, cotangents: int, numbers: compiled.Numbers
+) -> tuple[int, int, int, int]:
     """Numbers that are there while gradients of a block are formed: in the rooms for slabs, for rotated slabs and for
     unfolded inputs, and others.
     """
@@ -112,11 +133,17 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
     columns = inputs * unfolded
     if positions == 1:
         return 0, 0, columns, columns
+    if is_compiled(block, positions, cotangents, numbers):
+        at_once = min(inputs_at_once(block, positions), examples)
+        columns = inputs * at_once
+        panels = math.prod(compiled.panels_shape(block.rows, block.columns))
+        scratch = torch.get_num_threads() * compiled.scratch_entries(at_once, cotangents, block.rows, positions)
+        turned = columns * _copies(block, positions) + 2 * plan.width**2  # by the basis with zeros around it
+        return 0, 0, columns, 2 * panels + scratch + (0 if block.shared_offsets else turned)
     outputs = block.groups * block.rows
     held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
-    entries = slab_entries(positions)
-    slab = min(examples * cotangents * outputs * plan.width, max(entries, least))
+    slab = min(examples * cotangents * outputs * plan.width, max(SLAB_ENTRIES, least))
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
@@ -125,13 +152,17 @@ def _slab_entries(block: KroneckerBlock, positions: int, examples: int, cotangen
         bases += unfolded * block.groups * plan.width**2
     if plan.width > block.columns:  # the basis with zeros around it
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
-    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > entries)
+    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > SLAB_ENTRIES)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases
-    copies = 2 if block.groups == 1 and positions <= FEW_POSITIONS else 1
     gradients = slab if block.groups == 1 else 3 * slab  # groups come first to be rotated, and back
-    return slab, turned, columns, (columns * copies if plan.inputs_first else gradients) + bases
+    return slab, turned, columns, (columns * _copies(block, positions) if plan.inputs_first else gradients) + bases
+
+
+def _copies(block: KroneckerBlock, positions: int) -> int:
+    """How often inputs are there, besides as they were, while they are rotated."""
+    return 2 if block.groups == 1 and positions <= FEW_POSITIONS else 1
 
 
 def most_cotangents(session: Session, settings: Sequence[FitSettings]) -> int:

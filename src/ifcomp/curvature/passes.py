@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ifcomp import compiled
 from ifcomp.batches import Batch
 from ifcomp.checkpoints import UNSAVED, Work, restore
 from ifcomp.curvature.eigen import STAGES, basis_tensors
@@ -24,9 +25,11 @@ from ifcomp.curvature.factors import (
 from ifcomp.curvature.holdings import factor_shapes, fit_steps, most_cotangents, multiplies_straight
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.rotation import (
+    is_compiled,
     plan_rotation,
     put_rows,
     rotated_columns,
+    rotated_inputs,
     rotated_slabs,
     sum_equal_indices,
 )
@@ -246,6 +249,13 @@ def _add_kronecker_squares(
     if rows.shape[4] == 1:  # an outer product: its squares are the outer product of squares
         inputs = rotated_columns(recording, block, basis).square_()[..., 0, :]
         total += torch.einsum("bgo,bgj->goj", rows[..., 0].square().sum(2), inputs)
+        return
+    if is_compiled(block, rows.shape[4], rows.shape[2], rows):
+        panels = total.new_zeros(compiled.panels_shape(block.rows, block.columns))
+        for some, inputs in rotated_inputs(recording, block, basis):
+            compiled.add_squares(panels, rows[some, 0], inputs)
+            del inputs  # before the next are made
+        total[0] += compiled.from_panels(panels, block.columns)
         return
     plan = plan_rotation(block, rows.shape[4], rows.shape[2])
     for slab in rotated_slabs(recording, block, basis, rows, plan):

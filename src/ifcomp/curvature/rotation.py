@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ifcomp import compiled
 from ifcomp.curvature.factors import Basis
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
@@ -25,12 +26,8 @@ from ifcomp.memory import even_size
 #: large matrix products, which two threads can share.
 SLAB_ENTRIES = 1 << 21
 
-#: The same where one thread works on gradients of few positions, which take less time to form than to square and sum:
-#: these stay in the cache of a core. A GPU wants large ones.
-CORE_ENTRIES = 1 << 18
-
-#: Up to so many are few.
-_FEW_TO_SUM = 64
+#: Up to so many positions squares are left to `ifcomp.compiled`; products of more are as quick by PyTorch.
+_MOST_COMPILED = 256
 
 #: Inputs that are unfolded at once: few enough to be still in the cache when gradients are formed from them, and for
 #: the same memory to be used again and again.
@@ -86,14 +83,12 @@ class Slab:
         cotangents: Which cotangents.
         columns: Which columns of the block, and of zeros after them.
         gradients: [B', G, C', O, J']; may be changed in place, and is gone with the next slab.
-        lasts: Whether their memory is that of other slabs, too, rather than to be let go.
     """
 
     examples: slice
     cotangents: slice
     columns: slice
     gradients: Tensor
-    lasts: bool
 
 
 def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, together: bool = False) -> RotationPlan:
@@ -102,7 +97,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
     it has some of their columns: what they are made from is then as it was, two threads can share many rows, and the
     curvature of these columns is read once for all cotangents. Output gradients are read again for other columns, so
-    they too are of no more cotangents than a large slab has room for. Gradients that are yet to be rotated stay whole.
+    they too are of no more cotangents than a slab has room for. Gradients that are yet to be rotated stay whole.
 
     Args:
         block: The block.
@@ -114,11 +109,10 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     inputs, outputs = block.groups * width, block.groups * block.rows
     inputs_first = block.shared_offsets or positions <= cotangents * block.rows
     held, part = cotangents, width
-    entries = slab_entries(positions)
-    if outputs * width * cotangents > entries:
+    if outputs * width * cotangents > SLAB_ENTRIES:
         held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
-        part = _even_columns(width, entries // (outputs * held)) if inputs_first else width
-    fit = min(entries // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
+        part = _even_columns(width, SLAB_ENTRIES // (outputs * held)) if inputs_first else width
+    fit = min(SLAB_ENTRIES // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
     examples = _shareable(max(1, fit))
     slabs = max(1, COLUMN_ENTRIES // (inputs * positions * examples))
     return RotationPlan(
@@ -132,10 +126,19 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     )
 
 
-def slab_entries(positions: int) -> int:
-    """Entries of one slab of gradients that are sums over so many positions."""
-    small = positions <= _FEW_TO_SUM and torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    return min(SLAB_ENTRIES, CORE_ENTRIES) if small else SLAB_ENTRIES
+def is_compiled(block: KroneckerBlock, positions: int, cotangents: int, numbers: compiled.Numbers) -> bool:
+    """Whether squares of gradients are summed by `ifcomp.compiled` as they are formed, rather than slab by slab.
+
+    Args:
+        block: The block.
+        positions: T.
+        cotangents: C.
+        numbers: What gradients are made from.
+    """
+    if block.groups > 1 or positions > _MOST_COMPILED or not compiled.serves(numbers):
+        return False
+    plan = plan_rotation(block, positions, cotangents)
+    return plan.inputs_first and plan.outputs_first
 
 
 def _even_columns(width: int, largest: int) -> int:
@@ -238,6 +241,21 @@ def rotated_columns(
     return torch.bmm(flat, turn.expand(len(flat), -1, -1)).unsqueeze(1)
 
 
+def rotated_inputs(recording: Recording, block: KroneckerBlock, basis: Basis) -> Iterator[tuple[slice, Tensor]]:
+    """Inputs of a block of one group in the eigenbasis [B', T, J], with zeros after J, of some examples at a time.
+
+    The next overwrite the last.
+    """
+    step = even_size(recording.batch, inputs_at_once(block, recording.positions(block)))
+    for some in _slices(recording.batch, step):
+        yield some, rotated_columns(recording, block, basis, some, _whole_vectors(block.columns)).squeeze(1)
+
+
+def inputs_at_once(block: KroneckerBlock, positions: int) -> int:
+    """Of how many examples `rotated_inputs` has the inputs at once, at most."""
+    return max(1, COLUMN_ENTRIES // (_whole_vectors(block.columns) * positions))
+
+
 def _wide_basis(basis: Basis, width: int) -> Tensor:
     """The basis of inputs [G, J, J] with zeros around it, [G, width, width]."""
     assert basis.inputs is not None
@@ -336,7 +354,7 @@ def _slabs_of(
                         found = (flat @ turn).view(block.groups, len(slab), *found.shape[2:]).transpose(0, 1)
                     if rooms.turned is not None:
                         found = _turned(found, basis.outputs, rooms.turned)
-                    yield Slab(examples, which, kept, found, lasts=turn is None or rooms.turned is not None)
+                    yield Slab(examples, which, kept, found)
 
 
 def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.labels import Cotangents, independent_residuals, label_cotangents
-from ifcomp.curvature.rotation import plan_rotation, put_rows, sum_equal_indices, turn_rows
+from ifcomp.curvature.rotation import is_compiled, plan_rotation, put_rows, sum_equal_indices, turn_rows
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights
@@ -170,6 +170,8 @@ class FormEvaluator:
         """Whether the last of all cotangents is left to the kernel, as a sum of gradients: less work than another."""
         positions = self._recording.positions(block)
         if positions < _MANY_POSITIONS or self._choice(block, cotangents) == "pairs":
+            return False
+        if is_compiled(block, positions, cotangents, self._session):
             return False
         return plan_rotation(block, positions, cotangents).cotangents == cotangents
 

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ifcomp import compiled
 from ifcomp.curvature.factors import Basis
-from ifcomp.curvature.rotation import Slab, plan_rotation, rotated_columns, rotated_slabs, widened
+from ifcomp.curvature.rotation import (
+    is_compiled,
+    plan_rotation,
+    rotated_columns,
+    rotated_inputs,
+    rotated_slabs,
+    widened,
+)
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
@@ -47,60 +54,33 @@ def direct_forms(
     """
     count = rows.shape[2] + (last is not None)
     forms = weights.new_zeros(recording.batch, count)
+    if last is None and is_compiled(block, rows.shape[4], count, rows):
+        panels = compiled.in_panels(weights[0])
+        for some, inputs in rotated_inputs(recording, block, basis):
+            forms[some] = compiled.weighted_squares(rows[some, 0], inputs, panels)
+            del inputs  # before the next are made
+        return forms
     plan = plan_rotation(block, rows.shape[4], count)
     wide = widened(weights, plan.width)
-    sums = _FormSums(forms, {part.start: wide[..., part].flatten(1) for part in plan.parts})
+    by_columns = {part.start: wide[..., part].flatten(1) for part in plan.parts}
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
-        sums.add(slab)
+        found = _weighted_sums(slab.gradients.square_().flatten(3), by_columns[slab.columns.start])
+        forms[slab.examples, slab.cotangents] += found
         del slab  # before the next is made
-    sums.finish()
     return forms
 
 
-class _FormSums:
-    """Adds up ``sum_ij G_ij^2 W_ij`` of slabs, with as little of the interpreter for each as can be.
+def _weighted_sums(squares: Tensor, weights: Tensor) -> Tensor:
+    """Sums over groups and entries of squares [B, G, C, N] times weights [G, N], as [B, C].
 
-    Slabs come in the same memory again and again, which is looked at in the shape of a product once, and what they add
-    to the forms of some examples is kept until these are done.
+    A matrix by a vector would be left to one thread; parts are shared by threads. The other way round, squares by
+    weights, it takes ten times as long.
     """
-
-    def __init__(self, forms: Tensor, weights: Mapping[int, Tensor]) -> None:
-        """Where forms [B, C] are to be, and the weights [G, O J'] of the columns from a certain one on."""
-        self._forms, self._weights = forms, weights
-        self._examples: slice | None = None
-        self._parts: dict[int, tuple[slice, list[Tensor]]] = {}
-        self._seen: Tensor | None = None
-        self._in_parts: Tensor | None = None
-
-    def add(self, slab: Slab) -> None:
-        """Square a slab and add it up."""
-        if slab.examples is not self._examples:
-            self.finish()
-            self._examples = slab.examples
-        _, parts = self._parts.setdefault(slab.cotangents.start, (slab.cotangents, []))
-        parts.append(self._weighted(slab.gradients.square_(), self._weights[slab.columns.start], slab.lasts))
-
-    def finish(self) -> None:
-        """Put the forms of the examples that came last into their place."""
-        for cotangents, parts in self._parts.values():
-            own = self._forms[self._examples, cotangents]
-            own.copy_(torch.cat(parts).sum((0, 1)).view_as(own))
-        self._parts.clear()
-
-    def _weighted(self, squares: Tensor, weights: Tensor, lasts: bool) -> Tensor:
-        """Sums of squares [B, G, C, O, J] times weights [G, O J], as [parts, 1, B C], whose parts are to be added.
-
-        A matrix by a vector would be left to one thread; parts are shared by threads. The other way round, squares by
-        weights, it takes ten times as long.
-        """
-        if len(weights) > 1:
-            return (squares.flatten(3) @ weights.unsqueeze(-1)).sum(1).view(1, 1, -1)
-        if self._in_parts is None or squares is not self._seen:
-            parts = math.gcd(weights.shape[1], _PARTS)
-            self._in_parts = squares.flatten(0, 2).flatten(1).unflatten(1, (parts, -1)).permute(1, 2, 0)
-        found = torch.bmm(weights.view(len(self._in_parts), 1, -1), self._in_parts)
-        self._seen, self._in_parts = (squares, self._in_parts) if lasts else (None, None)
-        return found
+    if len(weights) > 1:
+        return (squares @ weights.unsqueeze(-1)).squeeze(-1).sum(1)
+    parts = math.gcd(squares.shape[3], _PARTS)
+    each = squares.flatten(0, 2).unflatten(1, (parts, -1)).permute(1, 2, 0)  # [parts, N / parts, B C]
+    return torch.bmm(weights.view(parts, 1, -1), each).sum((0, 1)).view(len(squares), -1)
 
 
 def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:

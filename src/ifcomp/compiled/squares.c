@@ -1,0 +1,147 @@
+/* Sums of squares of per-example gradients G = sum_t b_t a_t^T that never come to memory.
+ *
+ * Matrix products of a library write G, which is then read to be squared, and read again to be summed: with few
+ * positions T that takes longer than the products. Here both are one. See tiles.h; what is below is shared by all
+ * processors. Python calls this through ctypes, after PyTorch has been loaded. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* To be raised with every change of what Python sees. */
+#define VERSION 3
+
+/* Of the OpenMP library that PyTorch has loaded, whose threads are waiting for work: nothing else is linked, and no
+ * compiler needs to know of OpenMP. Threads of our own would have to share the cores with these. */
+extern void GOMP_parallel(void (*work)(void *), void *given, unsigned threads, unsigned flags);
+extern int omp_get_thread_num(void);
+extern int omp_get_num_threads(void);
+
+/* Floats of b that are worked on at once: half of the cache of a core. */
+#define BLOCK 65536
+
+/* With fewer examples for each thread, some threads would wait for others. */
+#define FEW 4
+
+/* What to do; all arrays are without gaps.
+ *   rows       b, [examples, cotangents, outputs, positions]
+ *   inputs     a, [examples, positions, columns]
+ *   weights    W in panels of columns, [panels, outputs, width]
+ *   forms      sum_oj G_oj^2 W_oj in parts that are to be added up, [threads, examples, cotangents], 0 to begin with;
+ *              NULL if totals are wanted
+ *   totals     the squares of all examples and cotangents are added to these, in panels; NULL if forms are wanted
+ *   scratch    for each thread `scratch_size` floats
+ *   width      columns of a panel, which says what variant to use: up to `ifcomp_width`
+ *   threads    which share the examples, or the panels if examples are few or totals are wanted */
+typedef struct {
+    const float *rows, *inputs, *weights;
+    double *forms;
+    float *totals, *scratch;
+    int64_t examples, cotangents, outputs, positions, columns, scratch_size, width, threads;
+} Squares;
+
+/* What one thread does. */
+typedef struct {
+    int64_t first_example, last_example, first_panel, last_panel;
+    double *forms;
+    float *scratch;
+} Part;
+
+/* Of how many examples b is worked on at once, if it has so many numbers for each. */
+static int64_t block_size(int64_t each) { return each < BLOCK ? BLOCK / each : 1; }
+
+/* Functions for tiles of a certain number of outputs. */
+typedef struct {
+    void (*pack)(const float *, float *, int64_t);
+    void (*tile)(const float *, const float *, const int32_t *, int64_t, const float *, float *, float *);
+} Outputs;
+
+/* b of the outputs of a tile, from [outputs, positions] to [positions, outputs]. */
+static inline __attribute__((always_inline)) void pack(const int outputs, const float *from, float *to,
+                                                       int64_t positions)
+{
+    for (int64_t t = 0; t < positions; t++)
+        for (int o = 0; o < outputs; o++)
+            to[t * outputs + o] = from[o * positions + t];
+}
+
+#if defined(__x86_64__)
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* Compilers would read these again for every output. */
+#define KEPT(first, second) __asm__("" : "+v"(first), "+v"(second))
+
+#define VARIANT(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define LANES 8
+#define ROWS 6
+#define IN_REGISTERS KEPT
+#define EACH_ROW(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#include "tiles.h"
+
+#ifdef WIDE_TARGET /* tests try this variant on other processors, where its vectors take two registers */
+#define IN_REGISTERS(first, second)
+#else
+#define WIDE_TARGET "avx512f"
+#define IN_REGISTERS KEPT
+#endif
+#define VARIANT(name) name##_avx512
+#define TARGET __attribute__((target(WIDE_TARGET)))
+#define LANES 16
+#define ROWS 12
+#define EACH_ROW(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
+#include "tiles.h"
+
+/* Columns of the widest panel on this processor; 0 where there is no variant for it. */
+int ifcomp_width(void)
+{
+    if (__builtin_cpu_supports("avx512f"))
+        return 32;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 16 : 0;
+}
+
+static void some_squares(const Squares *work, const Part *part)
+{
+    if (work->width == 32)
+        squares_avx512(work, part);
+    else
+        squares_avx2(work, part);
+}
+
+#else
+
+int ifcomp_width(void) { return 0; }
+static void some_squares(const Squares *work, const Part *part) { (void)work, (void)part; }
+
+#endif
+
+static void thread_squares(void *given)
+{
+    const Squares *work = given;
+    int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    int64_t panels = (work->columns + work->width - 1) / work->width;
+    Part part = {0, work->examples, 0, panels, NULL, work->scratch + thread * work->scratch_size};
+    if (work->forms)
+        part.forms = work->forms + thread * work->examples * work->cotangents;
+    if (work->totals || work->examples < FEW * threads) {
+        part.first_panel = panels * thread / threads;
+        part.last_panel = panels * (thread + 1) / threads;
+    } else {
+        part.first_example = work->examples * thread / threads;
+        part.last_example = work->examples * (thread + 1) / threads;
+    }
+    if (part.first_panel < part.last_panel)
+        some_squares(work, &part);
+}
+
+void ifcomp_squares(Squares *work) { GOMP_parallel(thread_squares, work, (unsigned)work->threads, 0); }
+
+/* Floats that a thread needs for a panel and for b of a block of examples. */
+int64_t ifcomp_scratch(int64_t examples, int64_t cotangents, int64_t outputs, int64_t positions, int64_t width)
+{
+    int64_t each = cotangents * outputs * positions, block = block_size(each);
+    return positions * (1 + width) + (examples < block ? examples : block) * each;
+}
+
+int ifcomp_version(void) { return VERSION; }
