@@ -303,9 +303,10 @@ def test_what_the_compiled_library_holds_is_counted(
     assert holdings.slab_bytes(own, there, 4, 3) == 5 + 4 * (2 * positions * width)
 
 
-def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled() -> None:
+@pytest.mark.parametrize(("left", "slab"), [(7, 1), (6, 6), (1, 1)])
+def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled(left: int, slab: int) -> None:
     """Seven cotangents of 16 rows have more outputs than the 100 positions, six (96) have not: theirs are rotated late,
-    in a slab of 2 x 6 x 16 x 256.
+    in a slab of 2 x 6 x 16 x 256. One is always looked at.
     """
     if not compiled.panel_width():
         pytest.skip("there is no library here")
@@ -313,7 +314,7 @@ def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled() ->
     own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *_: 0)
     assert is_compiled(block, 100, 7, own)
     assert not is_compiled(block, 100, 6, own)
-    assert holdings.slab_bytes(own, there, 2, 7) == 4 * (2 * 100 * 256 + 2 * 6 * 16 * 256)
+    assert holdings.slab_bytes(own, there, 2, 7, left) == 4 * (2 * 100 * 256 + 2 * slab * 16 * 256)
 
 
 @pytest.mark.parametrize(("fit", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (51, 48)])

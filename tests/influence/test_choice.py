@@ -69,7 +69,7 @@ def held(monkeypatch: pytest.MonkeyPatch, at_once: int, conditions: dict[str, fl
     weights = {name: Weights(torch.ones(1), 1.0, condition) for name, condition in conditions.items()}
     there, own = footprint(positions={"wide": 2, "tall": 1, "table": 3}), session()
     found = choice.form_bytes(own, weights, 10, there, 4, at_once)
-    assert asked == [(own, there, 4, at_once)]
+    assert asked == [(own, there, 4, at_once, {1: 1, 2: 2, 3: 1, 9: 1, 10: 10}[at_once])]  # of ten
     return found - 7
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -92,33 +92,28 @@ def multiplies_straight(shape: torch.Size) -> bool:
     return shape[-3] == 1 and shape[-1] >= shape[-2]
 
 
-def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int) -> int:
+def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents: int, left: int = 1) -> int:
     """What the second pass holds for a piece: a recording, the inputs of some examples as they are unfolded and
     rotated, and slabs of gradients, one more for each basis that is applied to them.
 
     Rooms that layers share are as large as any layer needs, and stay.
+
+    Args:
+        session: The model and its blocks.
+        footprint: Of an example.
+        examples: In the piece.
+        cotangents: At once.
+        left: How many there may be at the end.
     """
     held = [
         _slab_entries(block, positions, examples, count, session)
         for block in session.kronecker
         if isinstance(block, KroneckerBlock) and (positions := footprint.positions.get(block.name, 0))
-        for count in _cotangent_counts(block, positions, cotangents, session)
+        for count in {1, left, cotangents}  # fewer gradients let more inputs be there
     ]
     *rooms, passing = (max(entries) for entries in zip(*held, strict=True)) if held else (0, 0)
     recording = session.recording_bytes(footprint, examples, cotangents, passing * session.item_bytes)
     return recording + sum(rooms) * session.item_bytes
-
-
-def _cotangent_counts(
-    block: KroneckerBlock, positions: int, cotangents: int, numbers: compiled.Numbers
-) -> Iterator[int]:
-    """Numbers of cotangents to look at: fewer may be left at the end, and fewer gradients let more inputs be there.
-
-    Of fewer the inputs may be rotated later, and so slabs be made.
-    """
-    yield from (1, cotangents)
-    if is_compiled(block, positions, cotangents, numbers):
-        yield min(cotangents, max(1, (positions - 1) // block.rows))
 
 
 def _slab_entries(

@@ -91,7 +91,8 @@ def form_bytes(
             by_output = 2 * examples * cotangents * block.groups * block.rows * positions
             passing.append(max(2 * step * pairs * block.columns + sums, 2 * sums, by_output))
     kept = sum(matrices) if total_cotangents > cotangents else max(matrices)
-    return slab_bytes(session, footprint, examples, cotangents) + (kept + max(passing)) * session.item_bytes
+    left = total_cotangents % cotangents or cotangents
+    return slab_bytes(session, footprint, examples, cotangents, left) + (kept + max(passing)) * session.item_bytes
 
 
 def _kronecker_names(session: Session) -> set[str]:
