@@ -1,12 +1,20 @@
 """Two processes with one thread each, against one process with one thread."""
 
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
 from benchmarks.child import in_child
 from benchmarks.networks import RESNET20
 from benchmarks.references import forward
 from benchmarks.suite import Goal, Measured, Section, Setup, Suite, milliseconds, number, times_faster
-from benchmarks.timing import Timed, timed
+from benchmarks.timing import Timed, interleaved
 from ifcomp import IFComp, Relative
-from ifcomp.distributed import ranks, sharing
+from ifcomp.distributed import gather, ranks, sharing
 
 CLASSES = 10
 #: With it influence does not depend on the basis of directions of equal curvature, which rounding decides.
@@ -15,36 +23,61 @@ FLAT = Relative(1e6)
 
 def measure(setup: Setup) -> Measured:
     """Fit and scoring with one process and with two, by turns."""
-    measured, means = Measured(), {}
-    for _ in range(setup.slow_rounds):
-        for processes in (1, 2):
-            found = in_child(fit_and_score, setup.size(2048), setup.size(512), setup.tiny, processes=processes)
-            sizes = {"fit": found["fitted"], "score": found["scored"], "forward": found["fitted"]}
-            for name, examples in sizes.items():
-                measured.add({f"{name}, {processes}": Timed(found[name], None)}, examples)
-            means[processes] = found["mean"]
-    measured.numbers["difference"] = abs(means[2] / means[1] - 1)
+    fitted, scored = setup.size(1024), setup.size(256)
+    found = in_child(alone_and_shared, fitted, scored, setup.rounds, setup.tiny, processes=2)
+    measured = Measured(numbers={"difference": abs(found["mean, 2"] / found["mean, 1"] - 1)})
+    for step, examples in (("fit", fitted), ("score", scored), ("forward", fitted)):
+        for name in (f"{step}, 1", f"{step}, 2"):
+            measured.add({name: Timed(found[name], None)}, examples)
     return measured
 
 
-def fit_and_score(fitted: int, scored: int, tiny: bool) -> dict[str, object]:
-    """Seconds of a fit, of a scoring and of plain forward passes that are shared with the other processes, if there
-    are any. Forward passes have nothing to say to each other: they show what the machine can give.
+def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[str, Any]:
+    """Seconds of fits, scorings and plain forward passes, each by the first process while the others wait and then by
+    all; and the mean of what scoring gives.
     """
-    setup = Setup(1, 1, tiny)
-    model, x = RESNET20.model(CLASSES, setup), RESNET20.images(fitted)
+    model, x = RESNET20.model(CLASSES, Setup(1, rounds, tiny)), RESNET20.images(fitted)
     batches, some = (list(own.split(2 * RESNET20.batch)) for own in (x, x[:scored]))
+    alone, shared = (_Work(IFComp(model, sua=True), batches, some) for _ in range(2))
+    steps: dict[str, Callable[[], Any]] = {}
+    for one, all_of_them in ((alone.fit, shared.fit), (alone.score, shared.score), (alone.forward, shared.forward)):
+        steps |= {f"{one.__name__}, 1": partial(_by_the_first, one), f"{one.__name__}, 2": all_of_them}
     with sharing():
-        IFComp(model, sua=True).fit(batches[:1], progress=False)
-        ifc = IFComp(model, sua=True)
-        fit = timed(lambda: ifc.fit(batches, progress=False))
-        compared = ifc.score([some[0][:16]], damping=FLAT, progress=False).frame
-        score = timed(lambda: ifc.score(some, progress=False))
-        own = batches[ranks().rank :: ranks().world]
-        passes = timed(lambda: [forward(model, batch) for batch in own])
-    mean = float(compared["expected_influence"].mean())
-    seconds = {"fit": fit.seconds, "score": score.seconds, "forward": passes.seconds}
-    return {**seconds, "fitted": fitted, "scored": scored, "mean": mean}
+        _Work(IFComp(model, sua=True), batches[:1], some[:1]).fit()
+        found = {name: took.seconds for name, took in interleaved(steps, rounds, warm_up=False).items()}
+        return {**found, "mean, 1": _by_the_first(alone.mean), "mean, 2": shared.mean()}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is timed, over batches to fit on and batches to score."""
+
+    ifc: IFComp
+    fitted: list[Tensor]
+    scored: list[Tensor]
+
+    def fit(self) -> None:
+        self.ifc.fit(self.fitted, progress=False)
+
+    def score(self) -> None:
+        self.ifc.score(self.scored, progress=False)
+
+    def forward(self) -> None:
+        """Passes that have nothing to say to each other until all are done: what the machine can give."""
+        for batch in self.fitted[ranks().rank :: ranks().world]:
+            forward(self.ifc.model, batch)
+        gather(None)
+
+    def mean(self) -> float:
+        """Of what scoring gives for some examples."""
+        frame = self.ifc.score([self.scored[0][:16]], damping=FLAT, progress=False).frame
+        return float(frame["expected_influence"].mean())
+
+
+def _by_the_first(work: Callable[[], Any]) -> Any:
+    """What the first process makes as if it were the only one, which all wait for."""
+    found = Context().run(work) if ranks().rank == 0 else None  # a context of its own knows nothing of `sharing`
+    return gather(found)[0]
 
 
 SUITE = Suite(

@@ -12,7 +12,7 @@ from benchmarks.record import Run
 from benchmarks.suite import Column, Goal, Measured, Section, Times
 from benchmarks.suites.fit import fixed_seconds, per_example
 from benchmarks.suites.growth import EXAMPLES, LABELS, bytes_an_example, growth_of_a_label, spread_of_costs
-from benchmarks.suites.processes import fit_and_score
+from benchmarks.suites.processes import alone_and_shared
 from benchmarks.tables import Cell, cell, markdown_table
 from benchmarks.timing import interleaved
 
@@ -127,9 +127,11 @@ def test_peak_memory_is_above_what_is_held_at_the_start() -> None:
 
 
 def test_processes_share_the_work() -> None:
-    alone, shared = fit_and_score(3, 3, True), in_child(fit_and_score, 3, 3, True, processes=2)
-    assert shared["mean"] == pytest.approx(alone["mean"], rel=1e-4)
-    assert (shared["fitted"], len(shared["fit"]), len(shared["score"])) == (3, 1, 1)
+    alone, shared = (in_child(alone_and_shared, 3, 3, 2, True, processes=count) for count in (1, 2))
+    assert shared["mean, 1"] == alone["mean, 1"]
+    assert shared["mean, 2"] == pytest.approx(alone["mean, 1"], rel=1e-4)
+    names = {f"{step}, {count}" for step in ("fit", "score", "forward") for count in (1, 2)}
+    assert {name: len(seconds) for name, seconds in shared.items() if name in names} == dict.fromkeys(names, 2)
 
 
 def test_a_process_that_fails_is_an_error() -> None:
