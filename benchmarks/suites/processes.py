@@ -23,7 +23,7 @@ FLAT = Relative(1e6)
 
 def measure(setup: Setup) -> Measured:
     """Fit and scoring with one process and with two, by turns."""
-    fitted, scored = setup.size(1024), setup.size(256)
+    fitted, scored = setup.size(2048), setup.size(256)
     found = in_child(alone_and_shared, fitted, scored, setup.rounds, setup.tiny, processes=2)
     measured = Measured(numbers={"difference": abs(found["mean, 2"] / found["mean, 1"] - 1)})
     for step, examples in (("fit", fitted), ("score", scored), ("forward", fitted)):
