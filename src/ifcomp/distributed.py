@@ -7,6 +7,7 @@ the processes, and rows are gathered in the order of the data. Outside it, and w
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ifcomp.batches import Batch
+
+#: Numbers that are sent in one message.
+_MESSAGE_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,29 @@ def own_slices(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:
-    """Sum every tensor over the processes, in place."""
-    if ranks().world > 1:
-        for tensor in tensors:
-            dist.all_reduce(tensor)
+    """Sum every tensor over the processes, in place; small ones are sent together, as each message has its price."""
+    if ranks().world == 1:
+        return
+    for bucket in _buckets(tensors):
+        if len(bucket) == 1:
+            dist.all_reduce(bucket[0])
+            continue
+        joined = torch.cat([tensor.flatten() for tensor in bucket])
+        dist.all_reduce(joined)
+        for tensor, total in zip(bucket, joined.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type and place that are small together, or one that is large."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        bucket = kinds[tensor.dtype, tensor.device]
+        if bucket and sum(own.numel() for own in bucket) + tensor.numel() > _MESSAGE_ENTRIES:
+            yield bucket
+            bucket = kinds[tensor.dtype, tensor.device] = []
+        bucket.append(tensor)
+    yield from kinds.values()
 
 
 def gather(value: Any) -> list[Any]:

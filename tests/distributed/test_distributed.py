@@ -16,7 +16,7 @@ import torch
 from distributed import worker
 from ifcomp import Checkpoint
 from ifcomp.batches import as_batches
-from ifcomp.distributed import Ranks, gather_rows, own_slices, ranks, sharing, spread
+from ifcomp.distributed import Ranks, add_up, gather_rows, own_slices, ranks, sharing, spread
 from ifcomp.errors import CheckpointError, DataError
 
 WORKER = Path(worker.__file__)
@@ -152,3 +152,21 @@ def test_slices_are_every_example_once_at_its_position(world: int, monkeypatch: 
                 assert piece.position + offset not in seen
                 seen[piece.position + offset] = value
     assert [seen[position] for position in range(12)] == torch.cat(batches).tolist()
+
+
+def test_small_sums_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def tripled(tensor: torch.Tensor) -> None:
+        sent.append(tensor.numel())
+        tensor.mul_(3)
+
+    monkeypatch.setattr("ifcomp.distributed.ranks", lambda: Ranks(0, 3))
+    monkeypatch.setattr("ifcomp.distributed.dist.all_reduce", tripled)
+    monkeypatch.setattr("ifcomp.distributed._MESSAGE_ENTRIES", 10)
+    tensors = [torch.randn(shape) for shape in [(2, 3), (4,), (1,), (3, 5), (), (0,), (2,)]]
+    tensors += [torch.tensor(7), torch.arange(4)]
+    expected = [3 * tensor for tensor in tensors]
+    add_up(iter(tensors))
+    assert sent == [10, 1, 15, 3, 5]
+    assert all(torch.equal(tensor, own) for tensor, own in zip(tensors, expected, strict=True))
