@@ -39,13 +39,13 @@ def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[
     model, x = RESNET20.model(CLASSES, Setup(1, rounds, tiny)), RESNET20.images(fitted)
     batches, some = (list(own.split(2 * RESNET20.batch)) for own in (x, x[:scored]))
     alone, shared = (_Work(IFComp(model, sua=True), batches, some) for _ in range(2))
-    steps: dict[str, Callable[[], Any]] = {}
-    for one, all_of_them in ((alone.fit, shared.fit), (alone.score, shared.score), (alone.forward, shared.forward)):
-        steps |= {f"{one.__name__}, 1": partial(_by_the_first, one), f"{one.__name__}, 2": all_of_them}
     with sharing():
         _Work(IFComp(model, sua=True), batches[:1], some[:1]).fit()
-        found = {name: took.seconds for name, took in interleaved(steps, rounds, warm_up=False).items()}
-        return {**found, "mean, 1": _by_the_first(alone.mean), "mean, 2": shared.mean()}
+        took = interleaved(_by_turns(alone.fit, shared.fit), rounds, warm_up=False)
+        took |= interleaved(_by_turns(alone.score, shared.score), rounds)
+        took |= interleaved(_by_turns(alone.forward, shared.forward), rounds)
+        means = {"mean, 1": _by_the_first(alone.mean), "mean, 2": shared.mean()}
+    return {name: own.seconds for name, own in took.items()} | means
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class _Work:
         """Of what scoring gives for some examples."""
         frame = self.ifc.score([self.scored[0][:16]], damping=FLAT, progress=False).frame
         return float(frame["expected_influence"].mean())
+
+
+def _by_turns(alone: Callable[[], Any], shared: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Work of the first process and the same work of all, by their names in what is measured."""
+    return {f"{alone.__name__}, 1": partial(_by_the_first, alone), f"{shared.__name__}, 2": shared}
 
 
 def _by_the_first(work: Callable[[], Any]) -> Any:
