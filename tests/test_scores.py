@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from ifcomp import IFComp
+from ifcomp import IFComp, scoring
 from ifcomp.complexity import label_complexity
 from ifcomp.errors import DataError
 
@@ -75,3 +75,23 @@ def test_missing_columns_are_named_with_a_remedy() -> None:
         table.column("regret")
     with pytest.raises(DataError, match=r"'label'.*Score data with labels"):
         ifc.score([INPUTS]).column("label")
+
+
+def test_rows_of_many_batches_are_kept_in_few_parts_in_their_order() -> None:
+    parts: list[dict[str, torch.Tensor]] = []
+    rows = 0
+    for batch in range(1000):
+        size = 1 + batch % 7
+        scoring._append(parts, {"index": torch.arange(rows, rows + size), "value": torch.arange(rows, rows + size) / 2})
+        rows += size
+        assert len(parts) <= rows.bit_length()
+    index = torch.cat([part["index"] for part in parts])
+    assert torch.equal(index, torch.arange(rows))
+    assert torch.equal(torch.cat([part["value"] for part in parts]), index / 2)
+
+
+@pytest.mark.parametrize("sizes", [(10, 10), (20, 10), (10, 20)])
+def test_labels_are_for_all_batches_or_for_none(sizes: tuple[int, int]) -> None:
+    ifc = IFComp(make()).fit([INPUTS])
+    with pytest.raises(DataError, match="Some batches have labels and others have none"):
+        ifc.score([(INPUTS[: sizes[0]], LABELS[: sizes[0]]), INPUTS[: sizes[1]]])

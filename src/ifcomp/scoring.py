@@ -207,8 +207,18 @@ def score_frame(
                     piece, parametric, expected.influence, log_probability, typical, evaluation, options
                 )
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size, device="cpu")
-            parts.append({"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
+            _append(parts, {"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
     return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
+
+
+def _append(parts: list[dict[str, Tensor]], part: dict[str, Tensor]) -> None:
+    """Add rows, and join those before them that are no more: few parts are left, each about twice as large as the next.
+
+    Small tensors that stay lie between the large ones of every batch, and memory that these leave cannot be used again.
+    """
+    parts.append(part)
+    while len(parts) > 1 and len(parts[-2]["index"]) <= len(parts[-1]["index"]):
+        parts[-2:] = [_joined(parts[-2:])]
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
