@@ -212,7 +212,7 @@ def score_frame(
 
 
 def _append(parts: list[dict[str, Tensor]], part: dict[str, Tensor]) -> None:
-    """Add rows, and join those before them that are no more: few parts are left, each about twice as large as the next.
+    """Add rows, and join them with parts before them that are no larger: few are left, each larger than the next.
 
     Small tensors that stay lie between the large ones of every batch, and memory that these leave cannot be used again.
     """
