@@ -32,7 +32,7 @@ from ifcomp.layers.block import Block, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session, working_dtype
 from ifcomp.memory import Budget, as_bytes, as_text, available, even_size
 from ifcomp.predictor import IFComp
-from ifcomp.scoring import Evaluation, ScoreOptions, score_frame
+from ifcomp.scoring import Evaluation, ScoreOptions, score_columns
 
 #: What libraries take when they are first used: convolution primitives, LAPACK, pandas.
 _LIBRARIES = 60 * 10**6
@@ -217,7 +217,7 @@ def _calibrate(session: Session, ifc: IFComp, first: Batch, options: ScoreOption
     factors = fit_second_moments(session, [first.select(slice(0, 2))], settings, bases)[0]
     with session.computing():
         evaluation = Evaluation(session, factors, invert(factors, ifc.damping, session.blocks), ifc.damping)
-    return passes, _timed(first, lambda batch: score_frame(evaluation, [batch], options)), evaluation
+    return passes, _timed(first, lambda batch: score_columns(evaluation, [batch], options)), evaluation
 
 
 def _timed(batch: Batch, run: Callable[[Batch], object]) -> float:

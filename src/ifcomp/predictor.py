@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -64,7 +65,7 @@ from ifcomp.scoring import (
     finite,
     influences,
     pieces,
-    score_frame,
+    score_columns,
     score_key,
 )
 
@@ -338,8 +339,9 @@ class IFComp:
             if checkpoint is not None:
                 key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
                 work = stack.enter_context(checkpoint.work(key, [ROWS], rows * ROW_BYTES))
-            frame = score_frame(evaluation, own_slices(work.over(itertools.chain([first], batches))), options, work)
-        frame = gather_rows(frame)
+            own = own_slices(work.over(itertools.chain([first], batches)))
+            columns = score_columns(evaluation, own, options, work)
+        frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
             **asdict(options),
             "beta": self.beta,
@@ -474,8 +476,7 @@ class IFComp:
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
-        values = score_frame(evaluation, [batch], options)[name].to_numpy()
-        return torch.tensor(values, dtype=torch.float64, device=evaluation.session.device)
+        return score_columns(evaluation, [batch], options)[name].to(evaluation.session.device, torch.float64)
 
     @property
     def _fitted(self) -> Factors:

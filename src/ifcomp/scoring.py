@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -181,10 +180,10 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
     }
 
 
-def score_frame(
+def score_columns(
     evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
-) -> pd.DataFrame:
-    """One row an example with every column of `ScoreTable`; empty without examples. ``work`` saves rows."""
+) -> dict[str, Tensor]:
+    """Every column of `ScoreTable` by name, with a number an example; none without examples. ``work`` saves rows."""
     typical = evaluation.effective_parameters or 1.0
     parts: list[dict[str, Tensor]] = []
 
@@ -208,7 +207,7 @@ def score_frame(
                 )
             index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size, device="cpu")
             _append(parts, {"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
-    return pd.DataFrame({name: value.numpy() for name, value in joined().items()})
+    return joined()
 
 
 def _append(parts: list[dict[str, Tensor]], part: dict[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """The C library against sums in float64: both variants, drawn shapes, threads, zeros, and numbers that are none."""
 
 import ctypes
+import mmap
 import platform
 import shutil
 import subprocess
@@ -136,6 +137,95 @@ def test_numbers_that_are_none_are_not_hidden(anywhere: Path, monkeypatch: pytes
 def test_what_is_given_may_have_gaps(anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(16, anywhere, monkeypatch)
     check(normal(6, 4, 3, 5)[::2, 1:3], normal(3, 9, 5, seed=1).transpose(1, 2), normal(3, 9, seed=2).square())
+
+
+def windows(examples: int, size: int, positions: int, runs: int, length: int) -> compiled.Windows:
+    """Positions and runs that begin anywhere, as long as they end in the image."""
+    random, room = torch.Generator().manual_seed(3), size - length
+    places = torch.randint(room // 2 + 1, (positions,), generator=random, dtype=torch.int32)
+    begins = torch.randint(room - room // 2 + 1, (runs,), generator=random, dtype=torch.int32)
+    return compiled.Windows(normal(examples, size, seed=1), places, begins, length)
+
+
+def seen(own: compiled.Windows, bias: bool, columns: int) -> Tensor:
+    """Inputs [B, T, columns] in float64, with the bias and zeros after them."""
+    where = own.places[:, None, None] + own.runs[:, None] + torch.arange(own.length)
+    inputs = own.images.double()[:, where.long()].flatten(2)
+    found = torch.zeros(*inputs.shape[:2], columns, dtype=torch.float64)
+    found[..., : inputs.shape[2]] = inputs
+    found[..., inputs.shape[2] : inputs.shape[2] + bias] = 1
+    return found
+
+
+def check_gradients(rows: Tensor, own: compiled.Windows, bias: bool, columns: int) -> None:
+    before = normal(*rows.shape[:2], columns, seed=2)
+    found = before.clone()
+    compiled.add_gradients(found, rows, own, bias)
+    expected = before.double() + rows.double() @ seen(own, bias, columns)
+    assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+    given = len(own.runs) * own.length + bias
+    assert torch.equal(found[..., given:], before[..., given:])
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [16, 32])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_gradients_of_drawn_windows(width: int, threads: int, anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that fill tiles or not, columns that fill panels or not, runs of up to twelve, and columns of zeros."""
+    use(width, anywhere, monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sizes = st.tuples(st.integers(1, 14), st.integers(1, 30), st.integers(1, 40), st.integers(1, 8), st.integers(1, 12))
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(sizes, st.integers(0, 20), st.booleans(), st.integers(0, 9))
+    def shapes(size: tuple[int, int, int, int, int], room: int, bias: bool, more: int) -> None:
+        examples, outputs, positions, runs, length = size
+        own = windows(examples, length + room, positions, runs, length)
+        check_gradients(normal(examples, outputs, positions), own, bias, runs * length + bias + more)
+
+    shapes()
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [16, 32])
+def test_gradients_from_more_positions_than_are_unfolded_at_once(
+    width: int, anywhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 45 columns, which are as wide as 48 or 64, 1,365 or 1,024 positions."""
+    use(width, anywhere, monkeypatch)
+    for positions in (1023, 1024, 1025, 1365, 1366, 2731):
+        check_gradients(normal(5, 7, positions), windows(5, 99, positions, 5, 9), False, 45)
+
+
+@needs_compiler
+def test_output_gradients_may_have_gaps(anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(16, anywhere, monkeypatch)
+    own = windows(3, 20, 9, 2, 3)
+    check_gradients(normal(6, 8, 15)[::2, 1::3, 4:13], own, True, 7)
+    check_gradients(normal(3, 9, 4).transpose(1, 2), own, True, 7)
+    check_gradients(normal(3, 1, 1).expand(3, 4, 9), own, True, 7)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [16, 32])
+def test_nothing_is_read_beyond_the_images(width: int, anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are at the end of a page, and the next one cannot be read: the process would end."""
+    use(width, anywhere, monkeypatch)
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    floats = (ctypes.c_float * (2 * mmap.PAGESIZE // 4)).from_buffer(pages)
+    beyond = ctypes.c_void_p(ctypes.addressof(floats) + mmap.PAGESIZE)
+    protect = ctypes.CDLL(None).mprotect
+    assert protect(beyond, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    try:
+        for length in (1, 5, 8, 11):
+            own = windows(3, 17, 6, 2, length)
+            at_end = torch.frombuffer(pages, dtype=torch.float32, count=51, offset=mmap.PAGESIZE - 51 * 4).view(3, 17)
+            at_end.copy_(own.images)
+            places = torch.arange(6, dtype=torch.int32)
+            runs = torch.tensor([0, 17 - length - 5], dtype=torch.int32)
+            check_gradients(normal(3, 4, 6), compiled.Windows(at_end, places, runs, length), True, 2 * length + 1)
+    finally:
+        protect(beyond, ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def test_panels_and_back(monkeypatch: pytest.MonkeyPatch) -> None:

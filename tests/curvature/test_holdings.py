@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocks import footprint, kronecker, other, table
+from blocks import Kronecker, footprint, kronecker, other, table
 from ifcomp import compiled
 from ifcomp.curvature import holdings, rotation
 from ifcomp.curvature.factors import FitSettings
@@ -18,6 +18,7 @@ GROUPED = kronecker("grouped", 2, 3, 5)  # moments [2, 3, 5], inputs [2, 5, 5], 
 SHARED = kronecker("shared", 1, 4, 3, offsets=9)  # [1, 4, 28], [1, 3, 3], [1, 4, 4]: 112, 9 and 16
 TABLE = table("table", 7, 2)  # [1, 2, 7], none, [1, 2, 2]: 14 and 4
 BARE = other("", 6)
+DOUBLE = torch.zeros((), dtype=torch.float64)  # no library works on such numbers
 ALL = (GROUPED, SHARED, TABLE, BARE)
 
 
@@ -133,7 +134,7 @@ def test_fewer_cotangents_at_the_end_may_fill_a_slab(monkeypatch: pytest.MonkeyP
     for room in (rotation, holdings):
         monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
     block = kronecker("x", 1, 2, 5)
-    assert [plan_rotation(block, 6, count).cotangents for count in (16, 10)] == [8, 10]
+    assert [plan_rotation(block, 6, count, DOUBLE).cotangents for count in (16, 10)] == [8, 10]
     own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
     assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 1, 16) == 4 * (2 * 100 + 30)
 
@@ -147,7 +148,7 @@ def test_a_slab_that_must_have_more_than_it_should_is_counted(
     for room in (rotation, holdings):
         monkeypatch.setattr(room, "SLAB_ENTRIES", 100)
     block = kronecker("x", 1, 200, columns)
-    assert plan_rotation(block, 2, 1).columns == part
+    assert plan_rotation(block, 2, 1, DOUBLE).columns == part
     own = session(kronecker=(block,), recording_bytes=lambda *given: asked.append(given[3]) or 5)
     assert holdings.slab_bytes(own, footprint(positions={"x": 2}), 1, 1) == 5 + 4 * (slab + 2 * columns)
     assert asked == [4 * (2 * 2 * columns + 200 * columns)]
@@ -158,7 +159,7 @@ def test_fewer_cotangents_may_let_more_examples_fill_a_slab(monkeypatch: pytest.
     for room in (rotation, holdings):
         monkeypatch.setattr(room, "SLAB_ENTRIES", 119)
     block = kronecker("x", 1, 2, 5)
-    assert [plan_rotation(block, 6, count).examples for count in (4, 3, 2, 1)] == [2, 2, 4, 8]
+    assert [plan_rotation(block, 6, count, DOUBLE).examples for count in (4, 3, 2, 1)] == [2, 2, 4, 8]
     own = session(kronecker=(block,), recording_bytes=lambda *_: 0)
     assert holdings.slab_bytes(own, footprint(positions={"x": 6}), 9, 4) == 4 * (2 * 119 + 9 * 30)
 
@@ -260,18 +261,18 @@ def test_plans_by_hand(
 ) -> None:
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
     monkeypatch.setattr(rotation, "COLUMN_ENTRIES", 1000)
-    assert plan_rotation(kronecker("x", *shape), positions, cotangents) == expected
+    assert plan_rotation(kronecker("x", *shape), positions, cotangents, DOUBLE) == expected
 
 
 def test_gradients_that_are_needed_together_are_split_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", 100)
-    found = plan_rotation(kronecker("x", 1, 7, 10), 14, 2, together=True)
+    found = plan_rotation(kronecker("x", 1, 7, 10), 14, 2, DOUBLE, together=True)
     assert (found.columns, found.cotangents) == (5, 2)
 
 
 def test_shared_offsets_are_rotated_first() -> None:
-    assert plan_rotation(SHARED, 10**4, 1).inputs_first
-    assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1).inputs_first
+    assert plan_rotation(SHARED, 10**4, 1, DOUBLE).inputs_first
+    assert not plan_rotation(kronecker("x", 1, 4, 28), 10**4, 1, DOUBLE).inputs_first
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,36 @@ def test_what_the_compiled_library_holds_is_counted(
     assert holdings.slab_bytes(own, there, 4, 3) == 5 + 4 * (2 * positions * width)
 
 
+class Convolution(Kronecker):
+    """A block whose positions see windows of an image."""
+
+    has_windows = True
+
+
+@pytest.mark.parametrize(("entries", "slab"), [(1 << 19, 4 * 192), (400, 400), (100, 192)])
+def test_what_gradients_from_windows_hold_is_counted(entries: int, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cotangents of 3 x 31, as wide as 32, at 100 positions: a slab and a rotated one of four examples, or of what
+    fits, or of one; as it is rotated; zeros around the basis and after the curvature; and what each of three threads
+    unfolds. No other inputs are.
+    """
+    if not compiled.panel_width():
+        pytest.skip("there is no library here")
+    monkeypatch.setattr(compiled, "panel_width", lambda: 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "FORMED_ENTRIES", entries)
+    asked: list[int] = []
+    block = Convolution("x", "", ("x",), 93, 1, 3, 31, 1, True, True, 0)
+    own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *given: asked.append(given[3]) or 5)
+    there = footprint(positions={"x": 100})
+    assert holdings.slab_bytes(own, there, 4, 2, 2) == 5 + 4 * 2 * slab
+    assert asked == [4 * (slab + 2 * 32 * 32 + 3 * 32 + 3 * (100 * 32 + 8))]
+    plan = plan_rotation(block, 100, 2, own)
+    assert plan == RotationPlan(False, False, max(1, entries // 192), 2, 32, max(1, entries // 192), 32, True)
+    assert not plan_rotation(block, 100, 2, DOUBLE).windows
+    assert not plan_rotation(block, 6, 2, own).windows
+
+
 @pytest.mark.parametrize(("left", "slab"), [(7, 1), (6, 6), (1, 1)])
 def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled(left: int, slab: int) -> None:
     """Seven cotangents of 16 rows have more outputs than the 100 positions, six (96) have not: theirs are rotated late,
@@ -320,4 +351,4 @@ def test_slabs_of_fewer_cotangents_are_counted_where_only_more_are_compiled(left
 @pytest.mark.parametrize(("fit", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (51, 48)])
 def test_slabs_have_examples_that_threads_share(fit: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", fit * 6)
-    assert plan_rotation(kronecker("x", 1, 3, 2), 2, 1).examples == shared
+    assert plan_rotation(kronecker("x", 1, 3, 2), 2, 1, DOUBLE).examples == shared

@@ -42,10 +42,10 @@ def test_direct(slab: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of a column up to all: 3 x 8 x 2 numbers are the gradients of one example, and zeros may follow."""
     monkeypatch.setattr(rotation, "SLAB_ENTRIES", slab)
     monkeypatch.setattr(rotation, "_MOST_WIDENED", width / J)
-    assert plan_rotation(BLOCK, T, C).width == width
-    rows = TURNED if plan_rotation(BLOCK, T, C).outputs_first else ROWS
+    assert plan_rotation(BLOCK, T, C, ROWS).width == width
+    rows = TURNED if plan_rotation(BLOCK, T, C, ROWS).outputs_first else ROWS
     assert_close(kernels.direct_forms(RECORDED, BLOCK, BASIS, WEIGHTS, rows), FORMS)
-    rows = TURNED if plan_rotation(BLOCK, T, C, together=True).outputs_first else ROWS
+    rows = TURNED if plan_rotation(BLOCK, T, C, ROWS, together=True).outputs_first else ROWS
     assert_close(kernels.direct_products(RECORDED, BLOCK, BASIS, WEIGHTS, rows), PRODUCTS)
 
 
@@ -61,7 +61,7 @@ def test_direct_sums_of_one_group_are_made_in_parts(columns: int, slab: int, mon
     turned = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, rows)
     gradients = torch.einsum("bgcot,bgkt,gkj->bgcoj", turned, recorded.inputs, basis.inputs)
     block = kronecker("x", 1, R, columns)
-    given = turned if plan_rotation(block, T, C).outputs_first else rows
+    given = turned if plan_rotation(block, T, C, rows).outputs_first else rows
     expected = torch.einsum("bgcoj,goj->bc", gradients.square(), weights)
     assert_close(kernels.direct_forms(recorded, block, basis, weights, given), expected)
 

@@ -112,6 +112,20 @@ def test_patches_equal_the_oracle(shape: Shape) -> None:
 
 @many
 @given(shapes())
+def test_windows_are_patches(shape: Shape) -> None:
+    module, inputs = shape.make().double(), shape.inputs(2)
+    site = conv("x", module, Selection(sua=False))
+    assert site is not None
+    (block,) = site.blocks
+    assert isinstance(block, KroneckerBlock)
+    assert block.has_windows
+    own = block.windows(inputs)
+    where = own.places[:, None, None] + own.runs[:, None] + torch.arange(own.length)
+    assert torch.equal(own.images[:, where.long()].flatten(2), patches(inputs, module).flatten(0, 1))
+
+
+@many
+@given(shapes())
 def test_rotated_windows_are_patches_with_rotated_channels(shape: Shape) -> None:
     module, inputs = shape.make().double(), shape.inputs(2)
     site = conv("x", module, Selection(sua=True))

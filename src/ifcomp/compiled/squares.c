@@ -1,15 +1,18 @@
-/* Sums of squares of per-example gradients G = sum_t b_t a_t^T that never come to memory.
+/* Sums of squares of per-example gradients G = sum_t b_t a_t^T that never come to memory, and gradients from inputs that
+ * never do.
  *
  * Matrix products of a library write G, which is then read to be squared, and read again to be summed: with few
- * positions T that takes longer than the products. Here both are one. See tiles.h; what is below is shared by all
- * processors. Python calls this through ctypes, after PyTorch has been loaded. */
+ * positions T that takes longer than the products. And they read all inputs a of a convolution, in which every number
+ * of an image is repeated for each offset of the kernel: with few outputs that takes longer than the products. Here
+ * both are one. See tiles.h; what is below is shared by all processors. Python calls this through ctypes, after PyTorch
+ * has been loaded. */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 /* To be raised with every change of what Python sees. */
-#define VERSION 3
+#define VERSION 4
 
 /* Of the OpenMP library that PyTorch has loaded, whose threads are waiting for work: nothing else is linked, and no
  * compiler needs to know of OpenMP. Threads of our own would have to share the cores with these. */
@@ -17,8 +20,11 @@ extern void GOMP_parallel(void (*work)(void *), void *given, unsigned threads, u
 extern int omp_get_thread_num(void);
 extern int omp_get_num_threads(void);
 
-/* Floats of b that are worked on at once: half of the cache of a core. */
+/* Floats of b, or of unfolded inputs, that are worked on at once: half of the cache of a core. */
 #define BLOCK 65536
+
+/* Floats in which runs are copied: whatever is copied too much is overwritten by what comes after it. */
+#define CHUNK 8
 
 /* With fewer examples for each thread, some threads would wait for others. */
 #define FEW 4
@@ -40,20 +46,41 @@ typedef struct {
     int64_t examples, cotangents, outputs, positions, columns, scratch_size, width, threads;
 } Squares;
 
-/* What one thread does. */
+/* Gradients to be added to, from images: inputs of a position are runs of numbers of its image.
+ *   rows       b, [examples, outputs, positions], with strides for examples and outputs
+ *   images     [examples, size]
+ *   places     where in an image each position begins
+ *   runs       where each run begins, from there
+ *   gradients  G, [examples, outputs, columns]: those of all runs, `bias` more whose input is 1, and zeros after them
+ *   scratch    for each thread `ifcomp_window_scratch` floats
+ *   width      as for squares
+ *   threads    which share the examples, or the outputs if examples are few */
 typedef struct {
-    int64_t first_example, last_example, first_panel, last_panel;
+    const float *rows, *images;
+    const int32_t *places, *runs;
+    float *gradients, *scratch;
+    int64_t examples, outputs, positions, columns, example_stride, output_stride, size, run_count, length, bias,
+        scratch_size, width, threads;
+} Gradients;
+
+/* What one thread does: some examples, and some panels (of squares) or outputs (of gradients). */
+typedef struct {
+    int64_t first_example, last_example, first, last;
     double *forms;
     float *scratch;
 } Part;
 
-/* Of how many examples b is worked on at once, if it has so many numbers for each. */
+/* How many are worked on at once, examples or positions, if there are so many numbers for each. */
 static int64_t block_size(int64_t each) { return each < BLOCK ? BLOCK / each : 1; }
+
+/* Columns of all panels. */
+static int64_t padded(int64_t columns, int64_t width) { return (columns + width - 1) / width * width; }
 
 /* Functions for tiles of a certain number of outputs. */
 typedef struct {
     void (*pack)(const float *, float *, int64_t);
-    void (*tile)(const float *, const float *, const int32_t *, int64_t, const float *, float *, float *);
+    void (*square)(const float *, const float *, const int32_t *, int64_t, const float *, float *, float *);
+    void (*add)(const float *, int64_t, const float *, int64_t, int64_t, float *, int64_t, int64_t);
 } Outputs;
 
 /* b of the outputs of a tile, from [outputs, positions] to [positions, outputs]. */
@@ -66,6 +93,29 @@ static inline __attribute__((always_inline)) void pack(const int outputs, const 
 }
 
 #if defined(__x86_64__)
+
+typedef float Chunk __attribute__((vector_size(4 * CHUNK), aligned(4), may_alias));
+
+/* Inputs of some positions of an example, [count, pitch] and a chunk after them. */
+static inline __attribute__((always_inline)) void pack_windows(const Gradients *g, int64_t example, int64_t first,
+                                                               int64_t count, float *to, int64_t pitch)
+{
+    const float *image = g->images + example * g->size, *end = g->images + g->examples * g->size;
+    int64_t given = g->run_count * g->length;
+    for (int64_t t = first; t < first + count; t++, to += pitch) {
+        for (int64_t r = 0; r < g->run_count; r++) {
+            const float *from = image + g->places[t] + g->runs[r];
+            float *run = to + r * g->length;
+            if (end - from < g->length + CHUNK)
+                memcpy(run, from, sizeof(float) * g->length);
+            else
+                for (int64_t k = 0; k < g->length; k += CHUNK)
+                    *(Chunk *)(run + k) = *(const Chunk *)(from + k);
+        }
+        for (int64_t j = given; j < pitch; j++)
+            to[j] = j < given + g->bias;
+    }
+}
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -109,39 +159,73 @@ static void some_squares(const Squares *work, const Part *part)
         squares_avx2(work, part);
 }
 
+static void some_gradients(const Gradients *work, const Part *part)
+{
+    if (work->width == 32)
+        gradients_avx512(work, part);
+    else
+        gradients_avx2(work, part);
+}
+
 #else
 
 int ifcomp_width(void) { return 0; }
 static void some_squares(const Squares *work, const Part *part) { (void)work, (void)part; }
+static void some_gradients(const Gradients *work, const Part *part) { (void)work, (void)part; }
 
 #endif
+
+/* What a thread does of all: some of the examples, or some of the others if these are to be shared, or examples few. */
+static Part own_part(int64_t examples, int64_t others, int shared)
+{
+    int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    Part part = {0, examples, 0, others, NULL, NULL};
+    if (shared || examples < FEW * threads) {
+        part.first = others * thread / threads;
+        part.last = others * (thread + 1) / threads;
+    } else {
+        part.first_example = examples * thread / threads;
+        part.last_example = examples * (thread + 1) / threads;
+    }
+    return part;
+}
 
 static void thread_squares(void *given)
 {
     const Squares *work = given;
-    int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    int64_t panels = (work->columns + work->width - 1) / work->width;
-    Part part = {0, work->examples, 0, panels, NULL, work->scratch + thread * work->scratch_size};
+    Part part = own_part(work->examples, padded(work->columns, work->width) / work->width, work->totals != NULL);
+    part.scratch = work->scratch + omp_get_thread_num() * work->scratch_size;
     if (work->forms)
-        part.forms = work->forms + thread * work->examples * work->cotangents;
-    if (work->totals || work->examples < FEW * threads) {
-        part.first_panel = panels * thread / threads;
-        part.last_panel = panels * (thread + 1) / threads;
-    } else {
-        part.first_example = work->examples * thread / threads;
-        part.last_example = work->examples * (thread + 1) / threads;
-    }
-    if (part.first_panel < part.last_panel)
+        part.forms = work->forms + omp_get_thread_num() * work->examples * work->cotangents;
+    if (part.first < part.last)
         some_squares(work, &part);
 }
 
+static void thread_gradients(void *given)
+{
+    const Gradients *work = given;
+    Part part = own_part(work->examples, work->outputs, 0);
+    part.scratch = work->scratch + omp_get_thread_num() * work->scratch_size;
+    if (part.first < part.last)
+        some_gradients(work, &part);
+}
+
 void ifcomp_squares(Squares *work) { GOMP_parallel(thread_squares, work, (unsigned)work->threads, 0); }
+
+void ifcomp_gradients(Gradients *work) { GOMP_parallel(thread_gradients, work, (unsigned)work->threads, 0); }
 
 /* Floats that a thread needs for a panel and for b of a block of examples. */
 int64_t ifcomp_scratch(int64_t examples, int64_t cotangents, int64_t outputs, int64_t positions, int64_t width)
 {
     int64_t each = cotangents * outputs * positions, block = block_size(each);
     return positions * (1 + width) + (examples < block ? examples : block) * each;
+}
+
+/* Floats that a thread needs for the inputs of some positions. */
+int64_t ifcomp_window_scratch(int64_t positions, int64_t columns, int64_t width)
+{
+    int64_t each = padded(columns, width), step = block_size(each);
+    return (positions < step ? positions : step) * each + CHUNK;
 }
 
 int ifcomp_version(void) { return VERSION; }

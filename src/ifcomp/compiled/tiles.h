@@ -7,32 +7,45 @@ typedef float VARIANT(Vector) __attribute__((vector_size(4 * LANES), aligned(4),
 #define Vector VARIANT(Vector)
 #define WIDTH (2 * LANES)
 
-/* G of some outputs and one panel of inputs.
- *   rows       b as `pack` leaves it, [T, outputs]
- *   panel      a without positions that are all zero, [count, WIDTH]
- *   positions  which positions these are
- *   weights    W, [outputs, WIDTH]
- *   sums       the sum over outputs of W times the squares of G is added to these, [WIDTH]
- *   totals     if not NULL the squares are added to these instead, [outputs, WIDTH] */
-static inline TARGET __attribute__((always_inline)) void VARIANT(tile)(
-    const int outputs, const float *rows, const float *panel, const int32_t *positions, int64_t count, const float *weights,
-    float *sums, float *totals)
+/* G of some outputs in the columns of one panel: a tile.
+ *   rows       b; those of two outputs are `across` apart, those of two positions `along`
+ *   panel      a, those of two positions `pitch` apart
+ *   positions  which positions these are; NULL for the first ones
+ *   count      how many there are
+ *   low, high  where to put it */
+static inline TARGET __attribute__((always_inline)) void VARIANT(form)(
+    const int outputs, const float *rows, const int64_t across, const int64_t along, const float *panel,
+    const int64_t pitch, const int32_t *positions, int64_t count, Vector *low, Vector *high)
 {
-    Vector low[ROWS], high[ROWS];
     UNROLL
     for (int o = 0; o < outputs; o++)
         low[o] = high[o] = (Vector){0};
     for (int64_t k = 0; k < count; k++) {
-        Vector first = *(const Vector *)(panel + k * WIDTH), second = *(const Vector *)(panel + k * WIDTH + LANES);
+        Vector first = *(const Vector *)(panel + k * pitch), second = *(const Vector *)(panel + k * pitch + LANES);
         IN_REGISTERS(first, second);
-        const float *here = rows + (int64_t)positions[k] * outputs;
-        __builtin_prefetch(here + 128);
+        const float *here = rows + (positions ? positions[k] : k) * along;
+        if (positions)
+            __builtin_prefetch(here + 128);
         UNROLL
         for (int o = 0; o < outputs; o++) {
-            low[o] += here[o] * first;
-            high[o] += here[o] * second;
+            low[o] += here[o * across] * first;
+            high[o] += here[o * across] * second;
         }
     }
+}
+
+/* Squares of a tile.
+ *   rows       b as `pack` leaves it, [T, outputs]
+ *   panel      a without positions that are all zero, [count, WIDTH]
+ *   weights    W, [outputs, WIDTH]
+ *   sums       the sum over outputs of W times the squares of G is added to these, [WIDTH]
+ *   totals     if not NULL the squares are added to these instead, [outputs, WIDTH] */
+static inline TARGET __attribute__((always_inline)) void VARIANT(square)(
+    const int outputs, const float *rows, const float *panel, const int32_t *positions, int64_t count,
+    const float *weights, float *sums, float *totals)
+{
+    Vector low[ROWS], high[ROWS];
+    VARIANT(form)(outputs, rows, 1, outputs, panel, WIDTH, positions, count, low, high);
     if (totals) {
         UNROLL
         for (int o = 0; o < outputs; o++) {
@@ -51,20 +64,47 @@ static inline TARGET __attribute__((always_inline)) void VARIANT(tile)(
     }
 }
 
+/* Add the first columns of a tile to gradients, whose outputs are `apart`. */
+static inline TARGET __attribute__((always_inline)) void VARIANT(add)(
+    const int outputs, const float *rows, int64_t across, const float *panel, int64_t pitch, int64_t count,
+    float *gradients, int64_t apart, int64_t columns)
+{
+    Vector low[ROWS], high[ROWS];
+    VARIANT(form)(outputs, rows, across, 1, panel, pitch, NULL, count, low, high);
+    UNROLL
+    for (int o = 0; o < outputs; o++) {
+        float *to = gradients + o * apart, some[WIDTH];
+        if (columns >= WIDTH) {
+            *(Vector *)to += low[o];
+            *(Vector *)(to + LANES) += high[o];
+            continue;
+        }
+        *(Vector *)some = low[o];
+        *(Vector *)(some + LANES) = high[o];
+        for (int64_t j = 0; j < columns; j++)
+            to[j] += some[j];
+    }
+}
+
 /* One for each number of outputs, so that all sums of a tile fit into registers. */
 #define DEFINE(outputs)                                                                                              \
     static TARGET void VARIANT(pack_##outputs)(const float *from, float *to, int64_t positions)                      \
     {                                                                                                                \
         pack(outputs, from, to, positions);                                                                          \
     }                                                                                                                \
-    static TARGET void VARIANT(tile_##outputs)(const float *rows, const float *panel, const int32_t *positions,      \
-                                               int64_t count, const float *weights, float *sums, float *totals)      \
+    static TARGET void VARIANT(square_##outputs)(const float *rows, const float *panel, const int32_t *positions,    \
+                                                 int64_t count, const float *weights, float *sums, float *totals)    \
     {                                                                                                                \
-        VARIANT(tile)(outputs, rows, panel, positions, count, weights, sums, totals);                                \
+        VARIANT(square)(outputs, rows, panel, positions, count, weights, sums, totals);                              \
+    }                                                                                                                \
+    static TARGET void VARIANT(add_##outputs)(const float *rows, int64_t across, const float *panel, int64_t pitch,  \
+                                              int64_t count, float *gradients, int64_t apart, int64_t columns)       \
+    {                                                                                                                \
+        VARIANT(add)(outputs, rows, across, panel, pitch, count, gradients, apart, columns);                         \
     }
-#define NAME(outputs) {VARIANT(pack_##outputs), VARIANT(tile_##outputs)},
+#define NAME(outputs) {VARIANT(pack_##outputs), VARIANT(square_##outputs), VARIANT(add_##outputs)},
 EACH_ROW(DEFINE)
-static const Outputs VARIANT(with)[] = {{NULL, NULL}, EACH_ROW(NAME)};
+static const Outputs VARIANT(with)[] = {{NULL, NULL, NULL}, EACH_ROW(NAME)};
 
 /* a of one example and the columns of one panel, [positions, WIDTH], without positions that are all zero there, as
  * those are that see the padding of a convolution. Returns how many are left, and which. */
@@ -104,7 +144,7 @@ static TARGET void VARIANT(squares)(const Squares *s, const Part *part)
                 int64_t from = (c * outputs + o) * s->positions;
                 VARIANT(with)[after - o].pack(s->rows + from, rows + (from - begin * each), s->positions);
             }
-        for (int64_t p = part->first_panel; p < part->last_panel; p++)
+        for (int64_t p = part->first; p < part->last; p++)
             for (int64_t e = begin; e < end; e++) {
                 const float *inputs = s->inputs + e * s->positions * s->columns;
                 int64_t count = VARIANT(pack_panel)(s, inputs, p, panel, positions);
@@ -114,9 +154,9 @@ static TARGET void VARIANT(squares)(const Squares *s, const Part *part)
                     for (int64_t i = 0; i < tiles; i++) {
                         int64_t o = outputs * i / tiles, after = outputs * (i + 1) / tiles;
                         int64_t at = (p * outputs + o) * WIDTH;
-                        VARIANT(with)[after - o].tile(own + o * s->positions, panel, positions, count,
-                                                      s->totals ? NULL : s->weights + at, sums,
-                                                      s->totals ? s->totals + at : NULL);
+                        VARIANT(with)[after - o].square(own + o * s->positions, panel, positions, count,
+                                                        s->totals ? NULL : s->weights + at, sums,
+                                                        s->totals ? s->totals + at : NULL);
                     }
                     for (int64_t j = 1; j < WIDTH && part->forms; j++)
                         sums[0] += sums[j];
@@ -125,6 +165,26 @@ static TARGET void VARIANT(squares)(const Squares *s, const Part *part)
                 }
             }
     }
+}
+
+/* Gradients of some examples and outputs. */
+static TARGET void VARIANT(gradients)(const Gradients *g, const Part *part)
+{
+    int64_t outputs = part->last - part->first, tiles = (outputs + ROWS - 1) / ROWS;
+    int64_t pitch = padded(g->columns, WIDTH), step = block_size(pitch);
+    for (int64_t e = part->first_example; e < part->last_example; e++)
+        for (int64_t begin = 0; begin < g->positions; begin += step) {
+            int64_t count = begin + step < g->positions ? step : g->positions - begin;
+            pack_windows(g, e, begin, count, part->scratch, pitch);
+            for (int64_t start = 0; start < g->columns; start += WIDTH)
+                for (int64_t i = 0; i < tiles; i++) {
+                    int64_t o = part->first + outputs * i / tiles, after = part->first + outputs * (i + 1) / tiles;
+                    VARIANT(with)[after - o].add(g->rows + e * g->example_stride + o * g->output_stride + begin,
+                                                 g->output_stride, part->scratch + start, pitch, count,
+                                                 g->gradients + (e * g->outputs + o) * g->columns + start, g->columns,
+                                                 g->columns - start);
+                }
+        }
 }
 
 #undef Vector

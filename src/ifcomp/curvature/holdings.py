@@ -13,6 +13,7 @@ from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
 from ifcomp.curvature.rotation import (
     FEW_POSITIONS,
+    FORMED_ENTRIES,
     SLAB_ENTRIES,
     fewest_columns,
     inputs_at_once,
@@ -122,7 +123,7 @@ def _slab_entries(
     """Numbers that are there while gradients of a block are formed: in the rooms for slabs, for rotated slabs and for
     unfolded inputs, and others.
     """
-    plan = plan_rotation(block, positions, cotangents)
+    plan = plan_rotation(block, positions, cotangents, numbers)
     inputs = block.groups * (block.columns if positions == 1 else plan.width) * positions
     unfolded = examples if positions == 1 else min(plan.unfolded, examples)
     columns = inputs * unfolded
@@ -138,7 +139,8 @@ def _slab_entries(
     outputs = block.groups * block.rows
     held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
-    slab = min(examples * cotangents * outputs * plan.width, max(SLAB_ENTRIES, least))
+    room = FORMED_ENTRIES if plan.windows else SLAB_ENTRIES
+    slab = min(examples * cotangents * outputs * plan.width, max(room, least))
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
@@ -149,6 +151,9 @@ def _slab_entries(
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
     copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > SLAB_ENTRIES)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
+    if plan.windows:  # nothing is unfolded, but for what threads are at work on
+        columns = 0
+        bases += torch.get_num_threads() * compiled.window_scratch_entries(positions, plan.width)
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases
     gradients = slab if block.groups == 1 else 3 * slab  # groups come first to be rotated, and back

@@ -223,7 +223,7 @@ def _add_squares(
 
     def take(block: RecordedBlock, backward: Backward) -> None:
         if isinstance(block, KroneckerBlock):
-            plan = plan_rotation(block, recording.positions(block), len(cotangents))
+            plan = plan_rotation(block, recording.positions(block), len(cotangents), session)
             rotate = plan.outputs_first or recording.positions(block) == 1
             room = session.stacked_rows(block, recording, len(cotangents))[:, :, backward.which]
             found = backward.each(partial(recording.rows, block))
@@ -257,7 +257,7 @@ def _add_kronecker_squares(
             del inputs  # before the next are made
         total[0] += compiled.from_panels(panels, block.columns)
         return
-    plan = plan_rotation(block, rows.shape[4], rows.shape[2])
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2], rows)
     for slab in rotated_slabs(recording, block, basis, rows, plan):
         own = total[..., slab.columns]
         _add_slab_squares(own, slab.gradients[..., : own.shape[-1]])

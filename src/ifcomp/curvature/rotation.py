@@ -8,7 +8,7 @@ the rule down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,9 @@ from ifcomp.memory import even_size
 #: Entries of one slab of gradients: few enough to stay in the cache while they are squared and summed, and enough for
 #: large matrix products, which two threads can share.
 SLAB_ENTRIES = 1 << 21
+
+#: The same where `ifcomp.compiled` forms them from what positions see: they alone are to stay in the cache.
+FORMED_ENTRIES = 1 << 19
 
 #: Up to so many positions squares are left to `ifcomp.compiled`; products of more are as quick by PyTorch.
 _MOST_COMPILED = 256
@@ -58,6 +61,7 @@ class RotationPlan:
         columns: Columns per slab.
         unfolded: Examples whose inputs are unfolded at once: those of some slabs.
         width: All columns: J, or a few more that are zero.
+        windows: Whether `ifcomp.compiled` forms gradients, from what positions see: nothing is unfolded.
     """
 
     inputs_first: bool
@@ -67,6 +71,7 @@ class RotationPlan:
     columns: int
     unfolded: int
     width: int
+    windows: bool = False
 
     @property
     def parts(self) -> list[slice]:
@@ -91,7 +96,9 @@ class Slab:
     gradients: Tensor
 
 
-def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, together: bool = False) -> RotationPlan:
+def plan_rotation(
+    block: KroneckerBlock, positions: int, cotangents: int, numbers: compiled.Numbers, *, together: bool = False
+) -> RotationPlan:
     """Choose by counting multiplications.
 
     A slab has whole gradients of all cotangents, of as many examples as it can. Where those of one example outgrow it,
@@ -103,6 +110,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         block: The block.
         positions: T.
         cotangents: C.
+        numbers: What gradients are made from.
         together: Whether the gradients of all cotangents are needed at once.
     """
     width = _whole_vectors(block.columns)
@@ -112,9 +120,14 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
     if outputs * width * cotangents > SLAB_ENTRIES:
         held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
         part = _even_columns(width, SLAB_ENTRIES // (outputs * held)) if inputs_first else width
-    fit = min(SLAB_ENTRIES // (outputs * width * cotangents), COLUMN_ENTRIES // (inputs * positions))
-    examples = _shareable(max(1, fit))
-    slabs = max(1, COLUMN_ENTRIES // (inputs * positions * examples))
+    windows = not inputs_first and block.has_windows and compiled.serves(numbers)
+    each = outputs * width * cotangents
+    if windows:
+        examples, slabs = max(1, FORMED_ENTRIES // each), 1
+    else:
+        unfold = COLUMN_ENTRIES // (inputs * positions)
+        examples = _shareable(max(1, min(SLAB_ENTRIES // each, unfold)))
+        slabs = max(1, unfold // examples)
     return RotationPlan(
         inputs_first=inputs_first,
         outputs_first=positions <= block.columns,
@@ -123,6 +136,7 @@ def plan_rotation(block: KroneckerBlock, positions: int, cotangents: int, *, tog
         columns=part,
         unfolded=slabs * examples,
         width=width,
+        windows=windows,
     )
 
 
@@ -137,7 +151,7 @@ def is_compiled(block: KroneckerBlock, positions: int, cotangents: int, numbers:
     """
     if block.groups > 1 or positions > _MOST_COMPILED or not compiled.serves(numbers):
         return False
-    plan = plan_rotation(block, positions, cotangents)
+    plan = plan_rotation(block, positions, cotangents, numbers)
     return plan.inputs_first and plan.outputs_first
 
 
@@ -330,20 +344,28 @@ def _slabs_of(
 
     Python is as slow as a small product: what can be done once is not done for every slab.
     """
+    windows: list[compiled.Windows] = []
     if plan.inputs_first:
         inputs, turn = rotated_columns(recording, block, basis, some, plan.width), None
+    elif plan.windows:
+        inputs, windows, turn = None, recording.windows(block, some), _wide_basis(basis, plan.width)
     else:
         inputs, turn = recording.columns(block, some, plan.width).transpose(2, 3), _wide_basis(basis, plan.width)
     parts, chunks = plan.parts, _slices(rows.shape[2], plan.cotangents)
-    for own in _slices(len(inputs), plan.examples):
+    for own in _slices(some.stop - some.start, plan.examples):
         examples = slice(some.start + own.start, some.start + own.stop)
-        given, columns = rows[examples], inputs[own].flatten(0, 1)
+        given = rows[examples]
         outputs = [given[:, :, cotangents].flatten(2, 3).flatten(0, 1) for cotangents in chunks]  # [B G, C O, T]
-        for kept, part in zip(parts, columns.split(plan.columns, 2), strict=True):
+        columns = parts if inputs is None else inputs[own].flatten(0, 1).split(plan.columns, 2)
+        for kept, part in zip(parts, columns, strict=True):
             for cotangents, matrices in zip(chunks, outputs, strict=True):
-                torch.bmm(matrices, part, out=rooms.formed.shaped(*matrices.shape[:2], part.shape[2]))
+                formed = rooms.formed.shaped(*matrices.shape[:2], kept.stop - kept.start)
+                if isinstance(part, Tensor):
+                    torch.bmm(matrices, part, out=formed)
+                else:
+                    _form(formed, matrices, windows, block.has_bias)
                 count = cotangents.stop - cotangents.start
-                slab = rooms.formed.shaped(len(given), block.groups, count, block.rows, part.shape[2])
+                slab = rooms.formed.shaped(len(given), block.groups, count, block.rows, kept.stop - kept.start)
                 slabs = [(cotangents, slab)]
                 if last is not None and rooms.summed is not None:  # first, since a slab may be changed
                     after = slice(cotangents.stop, cotangents.stop + 1)
@@ -355,6 +377,13 @@ def _slabs_of(
                     if rooms.turned is not None:
                         found = _turned(found, basis.outputs, rooms.turned)
                     yield Slab(examples, which, kept, found)
+
+
+def _form(gradients: Tensor, rows: Tensor, windows: Sequence[compiled.Windows], bias: bool) -> None:
+    """Gradients [N, O, J] from output gradients [N, O, T], at the positions of one image after the other."""
+    gradients.zero_()
+    for own, part in zip(windows, rows.split([len(own.places) for own in windows], 2), strict=True):
+        compiled.add_gradients(gradients, part, own, bias)
 
 
 def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:

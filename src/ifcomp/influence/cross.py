@@ -63,7 +63,7 @@ def _gradient(recording: Recording, block: RecordedBlock, gradients: Gradients, 
         return table.transpose(1, 2).flatten(1)
     assert isinstance(block, KroneckerBlock)
     rows = recording.rows(block, gradients)
-    plan = plan_rotation(block, rows.shape[3], 1)
+    plan = plan_rotation(block, rows.shape[3], 1, rows)
     rows = (apply_basis(basis.outputs, rows) if plan.outputs_first else rows).unsqueeze(2)
     formed = torch.empty(recording.batch, block.groups, block.rows, block.columns, dtype=rows.dtype, device=rows.device)
     for slab in rotated_slabs(recording, block, basis, rows, plan):

@@ -173,13 +173,14 @@ class FormEvaluator:
             return False
         if is_compiled(block, positions, cotangents, self._session):
             return False
-        return plan_rotation(block, positions, cotangents).cotangents == cotangents
+        return plan_rotation(block, positions, cotangents, self._session).cotangents == cotangents
 
     def _rotates(self, block: KroneckerBlock, cotangents: int, total_cotangents: int, together: bool) -> bool:
         """Whether the block's kernel wants output gradients in the eigenbasis."""
         if self._choice(block, total_cotangents) == "pairs":
             return True
-        return plan_rotation(block, self._recording.positions(block), cotangents, together=together).outputs_first
+        positions = self._recording.positions(block)
+        return plan_rotation(block, positions, cotangents, self._session, together=together).outputs_first
 
     def _rows(self, block: KroneckerBlock, cotangents: int) -> Tensor:
         return self._session.stacked_rows(block, self._recording, cotangents)

@@ -60,7 +60,7 @@ def direct_forms(
             forms[some] = compiled.weighted_squares(rows[some, 0], inputs, panels)
             del inputs  # before the next are made
         return forms
-    plan = plan_rotation(block, rows.shape[4], count)
+    plan = plan_rotation(block, rows.shape[4], count, rows)
     wide = widened(weights, plan.width)
     by_columns = {part.start: wide[..., part].flatten(1) for part in plan.parts}
     for slab in rotated_slabs(recording, block, basis, rows, plan, last):
@@ -86,7 +86,7 @@ def _weighted_sums(squares: Tensor, weights: Tensor) -> Tensor:
 def direct_products(recording: Recording, block: KroneckerBlock, basis: Basis, weights: Tensor, rows: Tensor) -> Tensor:
     """``sum_ij G_ij W_ij H_ij`` for every example and pair of cotangents, [B, C, C]; arguments as `direct_forms`."""
     products = weights.new_zeros(recording.batch, rows.shape[2], rows.shape[2])
-    plan = plan_rotation(block, rows.shape[4], rows.shape[2], together=True)
+    plan = plan_rotation(block, rows.shape[4], rows.shape[2], rows, together=True)
     roots = widened(weights.sqrt(), plan.width)
     slabs = rotated_slabs(recording, block, basis, rows, plan)
     for _, same in itertools.groupby(slabs, key=lambda slab: (slab.examples.start, slab.columns.start)):

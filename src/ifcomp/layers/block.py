@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from ifcomp.compiled import Windows
 from ifcomp.layers.winograd import QuickBackward
 
 
@@ -144,6 +145,15 @@ class KroneckerBlock(RecordedBlock):
         """Layer inputs [N, features...] as columns without bias: a view [N, G, *J, *T], with one axis for J and one for
         T, or for the channels and each axis of a kernel, and for each axis of the positions.
         """
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `windows` says what positions see."""
+        return False
+
+    def windows(self, rows: Tensor) -> Windows:
+        """Layer inputs [N, features...] as images of N * G examples, and what every position sees of them."""
+        raise NotImplementedError
 
     @abstractmethod
     def outputs(self, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ifcomp.compiled import Windows
 from ifcomp.errors import ModelError
 from ifcomp.layers.backward import Gradients, Graph
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use
@@ -79,6 +80,11 @@ class Recording(Graph):
             start += size
         _complete(found, block)
         return found
+
+    def windows(self, block: KroneckerBlock, examples: slice) -> list[Windows]:
+        """What positions see of the inputs of some examples, one after the other: all that `columns` unfolds."""
+        values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
+        return [block.windows(value[:, row]) for value in values for row in range(value.shape[1])]
 
     def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice, width: int) -> Tensor:
         """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.

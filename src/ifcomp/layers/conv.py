@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ifcomp.compiled import Windows
 from ifcomp.layers.block import KroneckerBlock, Site
 from ifcomp.layers.registry import Selection, qualified, register, trainable
 from ifcomp.layers.winograd import quick_backward
@@ -31,6 +32,24 @@ class ConvBlock(KroneckerBlock):
 
     def positions(self, rows: Tensor) -> Tensor:
         return unfold(rows, self.module)
+
+    @property
+    def has_windows(self) -> bool:
+        return self.has_weight
+
+    def windows(self, rows: Tensor) -> Windows:
+        images, module = pad(rows, self.module).contiguous(), self.module
+        channels, sizes = images.shape[1] // self.groups, images.shape[2:]
+        where = torch.arange(channels * sizes.numel(), dtype=torch.int32).view(1, channels, *sizes)
+        seen = _windows(where, module, 2)[0].flatten(1, len(sizes)).transpose(0, 1)  # [T, C, *kernel]
+        together = module.dilation[-1] == 1
+        runs = seen[0, ..., 0] if together else seen[0]
+        return Windows(
+            images.view(len(images) * self.groups, -1),
+            seen.flatten(1)[:, 0].contiguous(),
+            runs.flatten().contiguous(),
+            module.kernel_size[-1] if together else 1,
+        )
 
     def outputs(self, rows: Tensor) -> Tensor:
         return rows.reshape(len(rows), self.groups, self.rows, -1)
