@@ -59,7 +59,7 @@ class RotationPlan:
         examples: Examples per slab.
         cotangents: Cotangents per slab.
         columns: Columns per slab.
-        unfolded: Examples whose inputs are unfolded at once: those of some slabs.
+        unfolded: Examples whose inputs are unfolded at once, if they are: those of some slabs.
         width: All columns: J, or a few more that are zero.
         windows: Whether `ifcomp.compiled` forms gradients, from what positions see: nothing is unfolded.
     """
@@ -304,7 +304,7 @@ def rotated_slabs(
         None if last is None else _SlabRoom(recording.room("last slab", each)),
         None if plan.outputs_first else _SlabRoom(recording.room("turned slab", largest)),
     )
-    for some in _slices(recording.batch, plan.unfolded):
+    for some in _slices(recording.batch, recording.batch if plan.windows else plan.unfolded):
         yield from _slabs_of(recording, block, basis, rows, plan, some, last, rooms)
 
 
@@ -363,7 +363,7 @@ def _slabs_of(
                 if isinstance(part, Tensor):
                     torch.bmm(matrices, part, out=formed)
                 else:
-                    _form(formed, matrices, windows, block.has_bias)
+                    _form(formed, matrices, windows, own, block)
                 count = cotangents.stop - cotangents.start
                 slab = rooms.formed.shaped(len(given), block.groups, count, block.rows, kept.stop - kept.start)
                 slabs = [(cotangents, slab)]
@@ -379,11 +379,16 @@ def _slabs_of(
                     yield Slab(examples, which, kept, found)
 
 
-def _form(gradients: Tensor, rows: Tensor, windows: Sequence[compiled.Windows], bias: bool) -> None:
-    """Gradients [N, O, J] from output gradients [N, O, T], at the positions of one image after the other."""
+def _form(
+    gradients: Tensor, rows: Tensor, windows: Sequence[compiled.Windows], examples: slice, block: KroneckerBlock
+) -> None:
+    """Gradients [B G, C O, J] of some examples from their output gradients [B G, C O, T], those of the positions of one
+    window after the other.
+    """
+    images = slice(examples.start * block.groups, examples.stop * block.groups)
     gradients.zero_()
     for own, part in zip(windows, rows.split([len(own.places) for own in windows], 2), strict=True):
-        compiled.add_gradients(gradients, part, own, bias)
+        compiled.add_gradients(gradients, part, own._replace(images=own.images[images]), block.has_bias)
 
 
 def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:
