@@ -49,7 +49,7 @@ def other(name: str, size: int) -> OtherBlock:
 def footprint(**sizes: object) -> Footprint:
     """Nothing but what is named."""
     names = ("graph", "gradients", "streamed", "normalised", "rows", "passing", "widest", "filters", "turned")
-    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, "covered": {}, **sizes})
+    return Footprint(**{**dict.fromkeys(names, 0), "positions": {}, "covered": {}, "images": {}, **sizes})
 
 
 @dataclass(frozen=True)

@@ -310,11 +310,21 @@ class Convolution(Kronecker):
     has_windows = True
 
 
-@pytest.mark.parametrize(("entries", "slab"), [(1 << 19, 4 * 192), (400, 400), (100, 192)])
-def test_what_gradients_from_windows_hold_is_counted(entries: int, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("entries", "slab", "images"),
+    [
+        (1 << 19, 4 * 192, 4),
+        (400, 400, 2),
+        (192, 192, 2),  # one example, but two if there is one cotangent
+        (100, 192, 1),
+    ],
+)
+def test_what_gradients_from_windows_hold_is_counted(
+    entries: int, slab: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two cotangents of 3 x 31, as wide as 32, at 100 positions: a slab and a rotated one of four examples, or of what
-    fits, or of one; as it is rotated; zeros around the basis and after the curvature; and what each of three threads
-    unfolds. No other inputs are.
+    fits, or of one; as it is rotated; zeros around the basis and after the curvature; padded images; and what each of
+    three threads unfolds. No other inputs are.
     """
     if not compiled.panel_width():
         pytest.skip("there is no library here")
@@ -325,13 +335,29 @@ def test_what_gradients_from_windows_hold_is_counted(entries: int, slab: int, mo
     asked: list[int] = []
     block = Convolution("x", "", ("x",), 93, 1, 3, 31, 1, True, True, 0)
     own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *given: asked.append(given[3]) or 5)
-    there = footprint(positions={"x": 100})
+    there = footprint(positions={"x": 100}, images={"x": 7})
     assert holdings.slab_bytes(own, there, 4, 2, 2) == 5 + 4 * 2 * slab
-    assert asked == [4 * (slab + 2 * 32 * 32 + 3 * 32 + 3 * (100 * 32 + 8))]
+    assert asked == [4 * (slab + 2 * 32 * 32 + 3 * 32 + 3 * (100 * 32 + 8) + 7 * images)]
     plan = plan_rotation(block, 100, 2, own)
     assert plan == RotationPlan(False, False, max(1, entries // 192), 2, 32, max(1, entries // 192), 32, True)
     assert not plan_rotation(block, 100, 2, DOUBLE).windows
     assert not plan_rotation(block, 6, 2, own).windows
+
+
+def test_a_slab_from_windows_that_one_example_fills_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five cotangents of 3 x 32 are 480 numbers, more than are to be formed at once, and outputs at 100 positions more
+    than a slab: they are together still.
+    """
+    if not compiled.panel_width():
+        pytest.skip("there is no library here")
+    for room in (rotation, holdings):
+        monkeypatch.setattr(room, "FORMED_ENTRIES", 100)
+        monkeypatch.setattr(room, "SLAB_ENTRIES", 500)
+    block = Convolution("x", "", ("x",), 93, 1, 3, 31, 1, True, True, 0)
+    own = session(kronecker=(block,), dtype=torch.float32, recording_bytes=lambda *_: 0)
+    plan = plan_rotation(block, 100, 5, own)
+    assert (plan.windows, plan.examples, plan.cotangents) == (True, 1, 5)
+    assert holdings.slab_bytes(own, footprint(positions={"x": 100}), 4, 5, 5) == 4 * 2 * 480
 
 
 @pytest.mark.parametrize(("left", "slab"), [(7, 1), (6, 6), (1, 1)])

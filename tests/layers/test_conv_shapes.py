@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -113,15 +114,19 @@ def test_patches_equal_the_oracle(shape: Shape) -> None:
 @many
 @given(shapes())
 def test_windows_are_patches(shape: Shape) -> None:
-    module, inputs = shape.make().double(), shape.inputs(2)
+    module, inputs = shape.make().double(), shape.inputs(6)
     site = conv("x", module, Selection(sua=False))
     assert site is not None
     (block,) = site.blocks
     assert isinstance(block, KroneckerBlock)
-    assert block.has_windows
-    own = block.windows(inputs)
-    where = own.places[:, None, None] + own.runs[:, None] + torch.arange(own.length)
-    assert torch.equal(own.images[:, where.long()].flatten(2), patches(inputs, module).flatten(0, 1))
+    assert block.has_windows is (module.kernel_size[-1] > 1 and module.dilation[-1] == 1)
+    assume(block.has_windows)
+    for rows in (1, 3):
+        own = block.windows(inputs.unflatten(0, (-1, rows)))
+        assert all(part.is_contiguous() for part in own[:3])
+        where = own.places[:, None, None] + own.runs[:, None] + torch.arange(own.length)
+        expected = patches(inputs, module).unflatten(0, (-1, rows)).transpose(1, 2)  # [B, G, R, T, J]
+        assert torch.equal(own.images[:, where.long()].flatten(2), expected.flatten(2, 3).flatten(0, 1))
 
 
 @many
@@ -184,6 +189,15 @@ def test_influence_equals_the_oracle(shape: Shape, sua: bool, beta: float) -> No
         assert_same(moments, expected, floor=1e-20)
     inputs = shape.inputs(3)
     assert_same(ifc.influence(inputs), oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3), floor=0.0)
+
+
+@pytest.mark.parametrize(("channels", "groups", "found"), [(8, 1, True), (9, 1, False), (16, 2, True), (18, 2, False)])
+def test_gradients_of_few_channels_are_formed_from_windows(channels: int, groups: int, found: bool) -> None:
+    site = conv("x", nn.Conv2d(channels, groups, 3, groups=groups), Selection(sua=False))
+    assert site is not None
+    (block,) = site.blocks
+    assert isinstance(block, KroneckerBlock)
+    assert block.has_windows is found
 
 
 def test_positions_that_see_nothing_but_padding() -> None:

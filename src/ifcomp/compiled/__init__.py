@@ -195,7 +195,8 @@ def add_gradients(gradients: Tensor, rows: Tensor, windows: Windows, bias: bool)
     assert (len(images), len(places)) == (examples, positions)
     assert columns >= len(runs) * windows.length + bias
     assert all(own.is_contiguous() for own in (gradients, images, places, runs))
-    assert places.dtype == runs.dtype == torch.int32
+    assert (places.dtype, places.device.type) == (runs.dtype, runs.device.type) == (torch.int32, "cpu")
+    assert images.shape[1] < 1 << 31
     size = window_scratch_entries(positions, columns)
     scratch = rows.new_empty(threads * size)
     assert all(serves(own) for own in (gradients, rows, images, scratch))

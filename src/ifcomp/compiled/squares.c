@@ -96,25 +96,44 @@ static inline __attribute__((always_inline)) void pack(const int outputs, const 
 
 typedef float Chunk __attribute__((vector_size(4 * CHUNK), aligned(4), may_alias));
 
-/* Inputs of some positions of an example, [count, pitch] and a chunk after them. */
+/* One run. */
+static inline __attribute__((always_inline)) void copy_run(const float *from, float *to, int64_t length, int beyond)
+{
+    if (beyond)
+        for (int64_t k = 0; k < length; k += CHUNK)
+            *(Chunk *)(to + k) = *(const Chunk *)(from + k);
+    else
+        memcpy(to, from, sizeof(float) * length);
+}
+
+/* Inputs of some positions of an example, [count, pitch] and a chunk after them. `beyond` says whether a chunk can be
+ * read after the image, `length` is that of a run or a bound of it. */
+static inline __attribute__((always_inline)) void pack_runs(const Gradients *g, const float *image, const int32_t *places,
+                                                            int64_t count, float *to, int64_t pitch, int64_t length,
+                                                            int beyond)
+{
+    int64_t given = g->run_count * g->length;
+    for (int64_t t = 0; t < count; t++, to += pitch) {
+        for (int64_t r = 0; r < g->run_count; r++)
+            copy_run(image + places[t] + g->runs[r], to + r * g->length, length, beyond);
+        for (int64_t j = given; j < pitch; j += CHUNK)
+            *(Chunk *)(to + j) = (Chunk){0};
+        if (g->bias)
+            to[given] = 1;
+    }
+}
+
 static inline __attribute__((always_inline)) void pack_windows(const Gradients *g, int64_t example, int64_t first,
                                                                int64_t count, float *to, int64_t pitch)
 {
-    const float *image = g->images + example * g->size, *end = g->images + g->examples * g->size;
-    int64_t given = g->run_count * g->length;
-    for (int64_t t = first; t < first + count; t++, to += pitch) {
-        for (int64_t r = 0; r < g->run_count; r++) {
-            const float *from = image + g->places[t] + g->runs[r];
-            float *run = to + r * g->length;
-            if (end - from < g->length + CHUNK)
-                memcpy(run, from, sizeof(float) * g->length);
-            else
-                for (int64_t k = 0; k < g->length; k += CHUNK)
-                    *(Chunk *)(run + k) = *(const Chunk *)(from + k);
-        }
-        for (int64_t j = given; j < pitch; j++)
-            to[j] = j < given + g->bias;
-    }
+    const float *image = g->images + example * g->size;
+    const int32_t *places = g->places + first;
+    if ((g->examples - example - 1) * g->size < CHUNK)
+        pack_runs(g, image, places, count, to, pitch, g->length, 0);
+    else if (g->length <= CHUNK)
+        pack_runs(g, image, places, count, to, pitch, CHUNK, 1);
+    else
+        pack_runs(g, image, places, count, to, pitch, g->length, 1);
 }
 
 #define UNROLL _Pragma("GCC unroll 16")

@@ -107,7 +107,7 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
         left: How many there may be at the end.
     """
     held = [
-        _slab_entries(block, positions, examples, count, session)
+        _slab_entries(block, positions, examples, count, footprint.images.get(block.name, 0), session)
         for block in session.kronecker
         if isinstance(block, KroneckerBlock) and (positions := footprint.positions.get(block.name, 0))
         for count in {1, left, cotangents}  # fewer gradients let more inputs be there
@@ -118,10 +118,10 @@ def slab_bytes(session: Session, footprint: Footprint, examples: int, cotangents
 
 
 def _slab_entries(
-    block: KroneckerBlock, positions: int, examples: int, cotangents: int, numbers: compiled.Numbers
+    block: KroneckerBlock, positions: int, examples: int, cotangents: int, image: int, numbers: compiled.Numbers
 ) -> tuple[int, int, int, int]:
     """Numbers that are there while gradients of a block are formed: in the rooms for slabs, for rotated slabs and for
-    unfolded inputs, and others.
+    unfolded inputs, and others, where the image of an example has so many.
     """
     plan = plan_rotation(block, positions, cotangents, numbers)
     inputs = block.groups * (block.columns if positions == 1 else plan.width) * positions
@@ -139,8 +139,9 @@ def _slab_entries(
     outputs = block.groups * block.rows
     held = min(cotangents, max(1, SLAB_ENTRIES // (outputs * positions)))  # fewer may be left than are planned for
     least = held * outputs * (fewest_columns(plan.width) if plan.inputs_first else plan.width)
-    room = FORMED_ENTRIES if plan.windows else SLAB_ENTRIES
-    slab = min(examples * cotangents * outputs * plan.width, max(room, least))
+    each = cotangents * outputs * plan.width
+    room = max(FORMED_ENTRIES, min(each, SLAB_ENTRIES)) if plan.windows else SLAB_ENTRIES
+    slab = min(examples * each, max(room, least))
     turned = 0 if plan.outputs_first else slab
     bases = 0
     if block.groups > 1 and turned:  # a product of groups repeats its basis
@@ -151,8 +152,9 @@ def _slab_entries(
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
     copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > SLAB_ENTRIES)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
-    if plan.windows:  # nothing is unfolded, but for what threads are at work on
+    if plan.windows:  # images are padded, and unfolded where threads are at work
         columns = 0
+        bases += min(plan.examples, examples) * image
         bases += torch.get_num_threads() * compiled.window_scratch_entries(positions, plan.width)
     if block.shared_offsets:  # what is rotated is an input of the layer, which is counted elsewhere
         return slab, turned, columns, bases

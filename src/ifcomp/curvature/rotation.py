@@ -8,7 +8,7 @@ the rule down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class RotationPlan:
         examples: Examples per slab.
         cotangents: Cotangents per slab.
         columns: Columns per slab.
-        unfolded: Examples whose inputs are unfolded at once, if they are: those of some slabs.
+        unfolded: Examples whose inputs are unfolded at once: those of some slabs.
         width: All columns: J, or a few more that are zero.
         windows: Whether `ifcomp.compiled` forms gradients, from what positions see: nothing is unfolded.
     """
@@ -304,7 +304,7 @@ def rotated_slabs(
         None if last is None else _SlabRoom(recording.room("last slab", each)),
         None if plan.outputs_first else _SlabRoom(recording.room("turned slab", largest)),
     )
-    for some in _slices(recording.batch, recording.batch if plan.windows else plan.unfolded):
+    for some in _slices(recording.batch, plan.unfolded):
         yield from _slabs_of(recording, block, basis, rows, plan, some, last, rooms)
 
 
@@ -344,26 +344,25 @@ def _slabs_of(
 
     Python is as slow as a small product: what can be done once is not done for every slab.
     """
-    windows: list[compiled.Windows] = []
+    inputs: Tensor | None = None
+    turn = None if plan.inputs_first else _wide_basis(basis, plan.width)
     if plan.inputs_first:
-        inputs, turn = rotated_columns(recording, block, basis, some, plan.width), None
-    elif plan.windows:
-        inputs, windows, turn = None, recording.windows(block, some), _wide_basis(basis, plan.width)
-    else:
-        inputs, turn = recording.columns(block, some, plan.width).transpose(2, 3), _wide_basis(basis, plan.width)
+        inputs = rotated_columns(recording, block, basis, some, plan.width)
+    elif not plan.windows:
+        inputs = recording.columns(block, some, plan.width).transpose(2, 3)
     parts, chunks = plan.parts, _slices(rows.shape[2], plan.cotangents)
     for own in _slices(some.stop - some.start, plan.examples):
         examples = slice(some.start + own.start, some.start + own.stop)
         given = rows[examples]
         outputs = [given[:, :, cotangents].flatten(2, 3).flatten(0, 1) for cotangents in chunks]  # [B G, C O, T]
-        columns = parts if inputs is None else inputs[own].flatten(0, 1).split(plan.columns, 2)
-        for kept, part in zip(parts, columns, strict=True):
+        columns = [] if inputs is None else inputs[own].flatten(0, 1).split(plan.columns, 2)
+        for number, kept in enumerate(parts):
             for cotangents, matrices in zip(chunks, outputs, strict=True):
                 formed = rooms.formed.shaped(*matrices.shape[:2], kept.stop - kept.start)
-                if isinstance(part, Tensor):
-                    torch.bmm(matrices, part, out=formed)
+                if plan.windows:
+                    _form(formed, matrices, recording.windows(block, examples), block.has_bias)
                 else:
-                    _form(formed, matrices, windows, own, block)
+                    torch.bmm(matrices, columns[number], out=formed)
                 count = cotangents.stop - cotangents.start
                 slab = rooms.formed.shaped(len(given), block.groups, count, block.rows, kept.stop - kept.start)
                 slabs = [(cotangents, slab)]
@@ -379,16 +378,13 @@ def _slabs_of(
                     yield Slab(examples, which, kept, found)
 
 
-def _form(
-    gradients: Tensor, rows: Tensor, windows: Sequence[compiled.Windows], examples: slice, block: KroneckerBlock
-) -> None:
-    """Gradients [B G, C O, J] of some examples from their output gradients [B G, C O, T], those of the positions of one
-    window after the other.
-    """
-    images = slice(examples.start * block.groups, examples.stop * block.groups)
+def _form(gradients: Tensor, rows: Tensor, windows: Iterable[compiled.Windows], bias: bool) -> None:
+    """Gradients [N, O, J] from output gradients [N, O, T], at the positions of one use of a layer after the other."""
     gradients.zero_()
-    for own, part in zip(windows, rows.split([len(own.places) for own in windows], 2), strict=True):
-        compiled.add_gradients(gradients, part, own._replace(images=own.images[images]), block.has_bias)
+    start = 0
+    for own in windows:
+        compiled.add_gradients(gradients, rows[..., start : start + len(own.places)], own, bias)
+        start += len(own.places)
 
 
 def _turned(slab: Tensor, basis: Tensor, room: _SlabRoom) -> Tensor:

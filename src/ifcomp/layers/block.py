@@ -148,11 +148,11 @@ class KroneckerBlock(RecordedBlock):
 
     @property
     def has_windows(self) -> bool:
-        """Whether `windows` says what positions see."""
+        """Whether `windows` says what positions see, and gradients are best formed from that."""
         return False
 
-    def windows(self, rows: Tensor) -> Windows:
-        """Layer inputs [N, features...] as images of N * G examples, and what every position sees of them."""
+    def windows(self, values: Tensor) -> Windows:
+        """Layer inputs [B, R, features...] as images of B * G examples, and what all positions see of them."""
         raise NotImplementedError
 
     @abstractmethod

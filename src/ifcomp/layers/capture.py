@@ -6,7 +6,7 @@ example's own output gradients at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -81,10 +81,9 @@ class Recording(Graph):
         _complete(found, block)
         return found
 
-    def windows(self, block: KroneckerBlock, examples: slice) -> list[Windows]:
-        """What positions see of the inputs of some examples, one after the other: all that `columns` unfolds."""
-        values = [value[examples].to(self.dtype) for value in self.inputs(block)]  # [B, R, features...]
-        return [block.windows(value[:, row]) for value in values for row in range(value.shape[1])]
+    def windows(self, block: KroneckerBlock, examples: slice = slice(None)) -> Iterator[Windows]:
+        """What positions see of the inputs of some examples, use by use: all that `columns` unfolds."""
+        return (block.windows(value[examples].to(self.dtype)) for value in self.inputs(block))
 
     def rotated_windows(self, block: KroneckerBlock, basis: Tensor, examples: slice, width: int) -> Tensor:
         """Inputs of a block with shared offsets, channels in their basis [G, C, C], as [B, G, T, J], the bias included.

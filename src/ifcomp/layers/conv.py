@@ -18,6 +18,10 @@ from ifcomp.layers.winograd import quick_backward
 #: eigendecomposition then costs more than minutes, and rotating by it more than the gradients themselves.
 SUA_FROM_COLUMNS = 1024
 
+#: Up to so many channels a group, and where what a position sees lies side by side, gradients are formed from images
+#: that are not unfolded; with more, matrix products are as quick.
+_FEW_CHANNELS = 8
+
 _Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
@@ -35,20 +39,26 @@ class ConvBlock(KroneckerBlock):
 
     @property
     def has_windows(self) -> bool:
-        return self.has_weight
+        module = self.module
+        few = module.in_channels <= _FEW_CHANNELS * self.groups
+        return self.has_weight and few and module.kernel_size[-1] > 1 and module.dilation[-1] == 1
 
-    def windows(self, rows: Tensor) -> Windows:
-        images, module = pad(rows, self.module).contiguous(), self.module
-        channels, sizes = images.shape[1] // self.groups, images.shape[2:]
-        where = torch.arange(channels * sizes.numel(), dtype=torch.int32).view(1, channels, *sizes)
-        seen = _windows(where, module, 2)[0].flatten(1, len(sizes)).transpose(0, 1)  # [T, C, *kernel]
-        together = module.dilation[-1] == 1
-        runs = seen[0, ..., 0] if together else seen[0]
+    def windows(self, values: Tensor) -> Windows:
+        module, (count, rows) = self.module, values.shape[:2]
+        padded = pad(values.flatten(0, 1), module)  # [B R, G C, *S]
+        channels, sizes = padded.shape[1] // self.groups, padded.shape[2:]
+        size = channels * sizes.numel()
+        where = torch.arange(size, dtype=torch.int32, device=values.device).view(1, channels, *sizes)
+        seen = _windows(where, module, 2)[0]  # [C, *positions, *kernel], a view
+        places, runs = seen[0], seen
+        for _ in sizes:
+            places, runs = places[..., 0], runs[:, 0]
+        starts = torch.arange(0, rows * size, size, dtype=torch.int32, device=values.device)
         return Windows(
-            images.view(len(images) * self.groups, -1),
-            seen.flatten(1)[:, 0].contiguous(),
-            runs.flatten().contiguous(),
-            module.kernel_size[-1] if together else 1,
+            padded.reshape(count, rows, self.groups, size).transpose(1, 2).reshape(-1, rows * size).resolve_neg(),
+            (starts[:, None] + places.flatten()).flatten(),
+            runs[..., 0].flatten().contiguous(),
+            module.kernel_size[-1],
         )
 
     def outputs(self, rows: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class Footprint:
         covered: What input covariances are made from, [G, C, T], by block: channels only where offsets are shared.
         filters: What quick backwards hold, whatever the number of examples is.
         turned: What the largest of them needs, with the gradients that are there at the time.
+        images: Numbers of the largest padded input of every block that has windows.
     """
 
     graph: int
@@ -73,6 +74,7 @@ class Footprint:
     covered: Mapping[str, torch.Size]
     filters: int
     turned: int
+    images: Mapping[str, int]
 
 
 class Holds(Protocol):
@@ -309,6 +311,11 @@ class Session:
             covered=covered,
             filters=sum(filters) * item,
             turned=max(turned, default=0) * item,
+            images={
+                block.name: max(own.images.numel() for own in recording.windows(block))
+                for block in kronecker
+                if block.has_windows
+            },
         )
 
     def _quick_holdings(self, recording: Recording) -> tuple[list[int], list[int]]:
