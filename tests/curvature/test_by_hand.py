@@ -354,7 +354,7 @@ def test_slabs_are_all_rotated_gradients(
     basis = Basis(BASIS.inputs[:groups], BASIS.outputs[:groups])
     given_rows, columns = ROWS[:, :groups], COLUMNS[:, :groups]
     part = part if inputs_first else width
-    plan = RotationPlan(inputs_first, outputs_first, examples, cotangents, part, unfolded, width)
+    plan = RotationPlan(inputs_first, outputs_first, examples, cotangents, part, unfolded, width, False)
     given = torch.einsum("gpo,bgcpt->bgcot", basis.outputs, given_rows) if outputs_first else given_rows
     expected = torch.einsum("gpo,bgcpt,bgkt,gkj->bgcoj", basis.outputs, given_rows, columns, basis.inputs)
     found = torch.full_like(expected, torch.nan)

@@ -236,24 +236,44 @@ def test_the_largest_layers_are_described_largest_first() -> None:
     ("shape", "positions", "cotangents", "expected"),
     [
         # gradients of one example: 3 x 10 for each of 3 cotangents, 90 of 100 entries
-        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 5, 50, 5)),
-        ((2, 3, 5), 2, 1, RotationPlan(True, True, 2, 1, 5, 50, 5)),  # two of three examples of 30: 25 slabs of 2 x 20
-        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 5, 11, 5)),  # 9 positions are no more than 3 x 3 rows
-        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 5, 10, 5)),
-        ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 5, 20, 5)),  # 5 positions are no more than 5 columns
-        ((1, 7, 10), 3, 2, RotationPlan(True, True, 1, 2, 5, 33, 10)),  # 7 of 10 columns fit, so two slabs of 5
-        ((1, 7, 10), 9, 2, RotationPlan(True, True, 1, 1, 10, 11, 10)),  # of outputs 7 x 9 two cotangents are too many
-        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 10, 3, 10)),
-        ((1, 7, 15), 30, 2, RotationPlan(False, False, 1, 1, 16, 2, 16)),  # 7 x 16 are too many, but not rotated yet
-        ((1, 7, 15), 14, 2, RotationPlan(True, True, 1, 1, 8, 4, 16)),
-        ((1, 7, 10), 3, 30, RotationPlan(True, True, 1, 4, 3, 33, 10)),  # outputs of 4 cotangents, 3 of their columns
-        ((1, 7, 10), 3, 5, RotationPlan(True, True, 1, 3, 4, 33, 10)),  # 4 of 5 fit, so two slabs of 3
-        ((1, 2, 300), 4, 2, RotationPlan(True, True, 1, 2, 24, 1, 304)),  # 25 columns fit: 3 of 38 vectors
-        ((1, 2, 300), 5, 2, RotationPlan(False, True, 1, 2, 304, 1, 304)),
-        ((1, 200, 9), 7, 2, RotationPlan(True, True, 1, 1, 1, 15, 9)),  # one at least of everything
-        ((1, 200, 16), 7, 2, RotationPlan(True, True, 1, 1, 8, 8, 16)),  # ... or one vector
-        ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2)),  # 24 of 25 examples of 4 gradients
-        ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2)),  # 8 of ten, whose inputs are 1000
+        ((2, 3, 5), 2, 3, RotationPlan(True, True, 1, 3, 5, 50, 5, False)),
+        (
+            (2, 3, 5),
+            2,
+            1,
+            RotationPlan(True, True, 2, 1, 5, 50, 5, False),
+        ),  # two of three examples of 30: 25 slabs of 2 x 20
+        ((2, 3, 5), 9, 3, RotationPlan(True, False, 1, 3, 5, 11, 5, False)),  # 9 positions are no more than 3 x 3 rows
+        ((2, 3, 5), 10, 3, RotationPlan(False, False, 1, 3, 5, 10, 5, False)),
+        ((2, 3, 5), 5, 1, RotationPlan(False, True, 2, 1, 5, 20, 5, False)),  # 5 positions are no more than 5 columns
+        ((1, 7, 10), 3, 2, RotationPlan(True, True, 1, 2, 5, 33, 10, False)),  # 7 of 10 columns fit, so two slabs of 5
+        (
+            (1, 7, 10),
+            9,
+            2,
+            RotationPlan(True, True, 1, 1, 10, 11, 10, False),
+        ),  # of outputs 7 x 9 two cotangents are too many
+        ((1, 7, 10), 30, 2, RotationPlan(False, False, 1, 1, 10, 3, 10, False)),
+        (
+            (1, 7, 15),
+            30,
+            2,
+            RotationPlan(False, False, 1, 1, 16, 2, 16, False),
+        ),  # 7 x 16 are too many, but not rotated yet
+        ((1, 7, 15), 14, 2, RotationPlan(True, True, 1, 1, 8, 4, 16, False)),
+        (
+            (1, 7, 10),
+            3,
+            30,
+            RotationPlan(True, True, 1, 4, 3, 33, 10, False),
+        ),  # outputs of 4 cotangents, 3 of their columns
+        ((1, 7, 10), 3, 5, RotationPlan(True, True, 1, 3, 4, 33, 10, False)),  # 4 of 5 fit, so two slabs of 3
+        ((1, 2, 300), 4, 2, RotationPlan(True, True, 1, 2, 24, 1, 304, False)),  # 25 columns fit: 3 of 38 vectors
+        ((1, 2, 300), 5, 2, RotationPlan(False, True, 1, 2, 304, 1, 304, False)),
+        ((1, 200, 9), 7, 2, RotationPlan(True, True, 1, 1, 1, 15, 9, False)),  # one at least of everything
+        ((1, 200, 16), 7, 2, RotationPlan(True, True, 1, 1, 8, 8, 16, False)),  # ... or one vector
+        ((1, 2, 2), 20, 1, RotationPlan(False, False, 24, 1, 2, 24, 2, False)),  # 24 of 25 examples of 4 gradients
+        ((1, 2, 2), 50, 1, RotationPlan(False, False, 8, 1, 2, 8, 2, False)),  # 8 of ten, whose inputs are 1000
     ],
 )
 def test_plans_by_hand(

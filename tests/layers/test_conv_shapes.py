@@ -200,6 +200,18 @@ def test_gradients_of_few_channels_are_formed_from_windows(channels: int, groups
     assert block.has_windows is found
 
 
+def test_images_of_windows_have_their_signs() -> None:
+    """The library reads memory, and knows nothing of a sign that is still to be changed."""
+    module, inputs = nn.Conv1d(2, 1, 3), torch.randn(4, 1, 2, 5)
+    site = conv("x", module, Selection(sua=False))
+    assert site is not None
+    (block,) = site.blocks
+    assert isinstance(block, KroneckerBlock)
+    images = block.windows(torch._neg_view(inputs)).images
+    assert not images.is_neg()
+    assert torch.equal(images, -inputs.flatten(1))
+
+
 def test_positions_that_see_nothing_but_padding() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2, padding=1, bias=False), nn.Flatten(), nn.Linear(3, 3))

@@ -121,7 +121,7 @@ def _slab_entries(
     block: KroneckerBlock, positions: int, examples: int, cotangents: int, image: int, numbers: compiled.Numbers
 ) -> tuple[int, int, int, int]:
     """Numbers that are there while gradients of a block are formed: in the rooms for slabs, for rotated slabs and for
-    unfolded inputs, and others, where the image of an example has so many.
+    unfolded inputs, and others. ``image`` is how many an example's image has.
     """
     plan = plan_rotation(block, positions, cotangents, numbers)
     inputs = block.groups * (block.columns if positions == 1 else plan.width) * positions
@@ -150,7 +150,7 @@ def _slab_entries(
         bases += unfolded * block.groups * plan.width**2
     if plan.width > block.columns:  # the basis with zeros around it
         bases += 0 if block.shared_offsets else 2 * block.groups * plan.width**2
-    copies = (plan.width > block.columns) + (cotangents * outputs * plan.width > SLAB_ENTRIES)
+    copies = (plan.width > block.columns) + (each > SLAB_ENTRIES)
     bases += copies * outputs * plan.width  # the inverse curvature with zeros after it, and in parts
     if plan.windows:  # images are padded, and unfolded where threads are at work
         columns = 0

@@ -71,7 +71,7 @@ class RotationPlan:
     columns: int
     unfolded: int
     width: int
-    windows: bool = False
+    windows: bool
 
     @property
     def parts(self) -> list[slice]:
@@ -116,12 +116,11 @@ def plan_rotation(
     width = _whole_vectors(block.columns)
     inputs, outputs = block.groups * width, block.groups * block.rows
     inputs_first = block.shared_offsets or positions <= cotangents * block.rows
-    held, part = cotangents, width
-    if outputs * width * cotangents > SLAB_ENTRIES:
+    each, held, part = outputs * width * cotangents, cotangents, width
+    if each > SLAB_ENTRIES:
         held = cotangents if together else even_size(cotangents, SLAB_ENTRIES // (outputs * positions))
         part = _even_columns(width, SLAB_ENTRIES // (outputs * held)) if inputs_first else width
     windows = not inputs_first and block.has_windows and compiled.serves(numbers)
-    each = outputs * width * cotangents
     if windows:
         examples, slabs = max(1, FORMED_ENTRIES // each), 1
     else:

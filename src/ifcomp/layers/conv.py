@@ -54,8 +54,9 @@ class ConvBlock(KroneckerBlock):
         for _ in sizes:
             places, runs = places[..., 0], runs[:, 0]
         starts = torch.arange(0, rows * size, size, dtype=torch.int32, device=values.device)
+        images = padded.reshape(count, rows, self.groups, size).transpose(1, 2).reshape(-1, rows * size)
         return Windows(
-            padded.reshape(count, rows, self.groups, size).transpose(1, 2).reshape(-1, rows * size).resolve_neg(),
+            images.resolve_neg(),  # with no sign left to whoever reads them
             (starts[:, None] + places.flatten()).flatten(),
             runs[..., 0].flatten().contiguous(),
             module.kernel_size[-1],
