@@ -26,8 +26,9 @@ Ratios depend on the processor. The AMD EPYC has vectors of 8 numbers (AVX2). Th
 more. Where a table does not name a C library it is older than that, and all was done by PyTorch.
 
 All of 100 labels take LeNet far less than the 201 units that they are worth, and whatever makes them quicker makes them
-less of a multiple of two probes, which share the forward pass with them: this ratio is near the line there. By turns,
-call by call, the best of eight of each were 25.5 (one thread) and 26.6 (two) apart, but the medians 26.3 and 21.8.
+less of a multiple of two probes, which share the forward pass with them: this ratio is near the line there, and
+single calls scatter: of eight of each by turns on the AMD EPYC (2026-11-17), the best were 25.5 (one thread) and 26.6
+(two) times apart, the medians 26.3 and 21.8.
 """
 
 
