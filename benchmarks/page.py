@@ -10,7 +10,7 @@ from benchmarks import profile, record
 from benchmarks.suite import Suite
 from benchmarks.suites import SUITES
 from benchmarks.tables import markdown_table
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 INTRODUCTION = """# Speed
 

@@ -26,8 +26,8 @@ from benchmarks.suite import Setup
 from benchmarks.suites.influence import fitted
 from benchmarks.timing import environment
 from ifcomp.cli.output import table
-from ifcomp.files import written_atomically
 from ifcomp.influence import forms
+from ifcomp.io.files import written_atomically
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 

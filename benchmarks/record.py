@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import Measured, Times
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -23,8 +23,8 @@ from experiments.datasets import Normalisation
 from experiments.models import build
 from experiments.recipes import Recipe
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.files import written_atomically
-from ifcomp.reading import parse_json, read_tensors
+from ifcomp.io.files import written_atomically
+from ifcomp.io.untrusted import parse_json, read_tensors
 
 CACHE_VARIABLE = "IFCOMP_CACHE"
 SCHEMA = 1

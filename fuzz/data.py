@@ -13,7 +13,8 @@ from PIL import Image
 
 from fuzz.common import examples, file_bytes, fitted
 from fuzz.drawing import Draw
-from ifcomp.sources import SourceOptions, open_source
+from ifcomp.data.opening import open_source
+from ifcomp.data.source import SourceOptions
 
 #: Of arrays, as their headers have them.
 KINDS = (

@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from experiments.baselines.swag import WeightMoments
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
-from ifcomp import IFComp, checkpoints
-from ifcomp.baselines.swag import WeightMoments
+from ifcomp import IFComp
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.opened import _stored_options
 from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.io import checkpoints
 from ifcomp.oracle.pairs import Pair, PairFile
 
 KINDS = ("float64", "float16", "int64", "bool", "float8_e5m2", "complex64", "uint8", "bfloat16")

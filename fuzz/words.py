@@ -18,12 +18,12 @@ from ifcomp.cli import options
 from ifcomp.cli.main import app
 from ifcomp.cli.models import read_weights
 from ifcomp.cli.output import visible
+from ifcomp.data.factories import is_factory
+from ifcomp.data.opening import kind_of, open_source
+from ifcomp.data.source import SourceOptions
 from ifcomp.errors import ModelError
 from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
-from ifcomp.sources import SourceOptions, open_source
-from ifcomp.sources.factories import is_factory
-from ifcomp.sources.opening import kind_of
 from ifcomp.tasks.mislabel import LabelAudit, audit_labels
 
 #: What a text may be taken for. Names of functions are recognised, but not called: that would run code by design.
@@ -89,7 +89,7 @@ def command(data: bytes, folder: Path) -> None:
     for _ in range(draw.number(0, 6)):
         option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
         arguments += [part for part in (option, text) if part]
-    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.sources.factories.make", _refuse):
+    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
         result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception

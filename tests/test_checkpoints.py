@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ifcomp import Checkpoint, IFComp, Relative, checkpoints
+from ifcomp import Checkpoint, IFComp, Relative
 from ifcomp.errors import CheckpointError, DataError, IfcompError, SettingError, StorageError
+from ifcomp.io import checkpoints
 from ifcomp.predictor import fit_together
 
 SIZES = (5, 3, 4)
@@ -382,7 +383,7 @@ def test_an_error_keeps_the_file_and_says_so(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "work.partial"
-    enter = f"from ifcomp.files import locked\nwith locked({str(path)!r}): pass"  # without waiting for torch
+    enter = f"from ifcomp.io.files import locked\nwith locked({str(path)!r}): pass"  # without waiting for torch
     call = [sys.executable, "-c", enter]
     with Checkpoint(path):
         ended = subprocess.run(call, capture_output=True, text=True, check=False)
@@ -508,7 +509,7 @@ def test_too_little_room_is_found_before_the_work(monkeypatch: pytest.MonkeyPatc
     def usage(_: Path) -> Any:
         return type("Usage", (), {"free": 500})
 
-    monkeypatch.setattr("ifcomp.files.shutil.disk_usage", usage)
+    monkeypatch.setattr("ifcomp.io.files.shutil.disk_usage", usage)
     model = network()
     words = r"about [\d,]+ bytes are needed .* only 500 are free"
     with pytest.raises(StorageError, match=words), Checkpoint(tmp_path / "work.partial") as checkpoint:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases import Apply, Attention, Positions, mean, seeded
 from ifcomp import IFComp, Relative
-from ifcomp.batches import as_batch, check_inputs
+from ifcomp.data.batches import as_batch, check_inputs
 from ifcomp.errors import (
     DataError,
     EmptyDataError,

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ifcomp import storage
 from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
 from ifcomp.errors import FingerprintError, StorageError
+from ifcomp.io import factor_files as storage
 
 TURN = torch.tensor([[[0.6, -0.8], [0.8, 0.6]]], dtype=torch.float64)
 SETTINGS = FitSettings(beta=0.5, fisher="exact", label_samples=3, seed=11)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 
 X = torch.randn(22, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(22) % 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from comparison import assert_close
 from ifcomp import IFComp, Relative
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 from ifcomp.errors import MemoryLimitError, SettingError
 from ifcomp.layers import room, session
 from ifcomp.layers.registry import Selection

@@ -16,9 +16,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from ifcomp.data.folders import folder
+from ifcomp.data.opening import open_source
+from ifcomp.data.source import Source, SourceOptions
 from ifcomp.errors import DataError, EmptyDataError, LabelError, SettingError
-from ifcomp.sources import Source, SourceOptions, open_source
-from ifcomp.sources.folders import folder
 
 RNG = np.random.default_rng(0)
 

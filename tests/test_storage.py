@@ -22,7 +22,7 @@ from cases import LAYER_CASES, MODEL_CASES, Positions, seeded
 from comparison import as_type
 from ifcomp import IFComp, Relative, ScoreTable, __version__
 from ifcomp.errors import FingerprintError, StorageError
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 from oracles import Inputs
 
 CASES = {case.name: case for case in [*LAYER_CASES, *MODEL_CASES]}
@@ -432,7 +432,7 @@ def test_an_aborted_write_leaves_the_old_file(
     error: BaseException, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ifc, before = fitted("lenet"), saved.read_bytes()
-    monkeypatch.setattr("ifcomp.storage.save_file", aborting(error))
+    monkeypatch.setattr("ifcomp.io.factor_files.save_file", aborting(error))
     with pytest.raises((type(error), StorageError)):
         ifc.save(saved)
     assert saved.read_bytes() == before
@@ -441,7 +441,7 @@ def test_an_aborted_write_leaves_the_old_file(
 
 @pytest.mark.parametrize("error", [pytest.param(row[1], id=row[0]) for row in ABORTS[:2]])
 def test_a_full_disk_has_its_own_error(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ifcomp.storage.save_file", aborting(error))
+    monkeypatch.setattr("ifcomp.io.factor_files.save_file", aborting(error))
     with pytest.raises(StorageError) as caught:
         fitted("linear").save(tmp_path / "run.ifcomp")
     assert "run.ifcomp" in str(caught.value)
@@ -485,7 +485,7 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pyt
         raise PermissionError(errno.EACCES, "Permission denied")
 
     ifc = fitted("linear")
-    monkeypatch.setattr("ifcomp.files.Path.mkdir", denied)
+    monkeypatch.setattr("ifcomp.io.files.Path.mkdir", denied)
     with pytest.raises(StorageError) as caught:
         ifc.save(tmp_path / "run.ifcomp")
     assert "Permission denied" in str(caught.value)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ifcomp import distributed, files, memory
+from ifcomp import distributed, memory
 from ifcomp.distributed import Ranks, sharing
 from ifcomp.errors import StorageError
-from ifcomp.files import locked
+from ifcomp.io import files
+from ifcomp.io.files import locked
 from ifcomp.memory import available
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from benchmarks.references import forward
 from benchmarks.suite import FORWARD, Goal, Measured, Section, Setup, Suite, milliseconds, times_faster, units
 from benchmarks.suites.influence import DAMPING, fitted
 from benchmarks.timing import interleaved
-from ifcomp.baselines.acnml import Acnml
-from ifcomp.batches import as_batch
+from experiments.baselines.acnml import Acnml
+from ifcomp.data.batches import as_batch
 from ifcomp.errors import IfcompWarning
 
 warnings.filterwarnings("ignore", "alpha=", IfcompWarning)  # time does not depend on it

@@ -12,8 +12,8 @@ from benchmarks.suite import FORWARD, Goal, Measured, Section, Setup, Suite, mil
 from benchmarks.suites.fit import CLASSES, NETWORKS, labelled
 from benchmarks.suites.influence import relative_difference
 from benchmarks.timing import interleaved
+from experiments.baselines.self_influence import self_influence
 from ifcomp import IFComp, Relative
-from ifcomp.baselines.self_influence import self_influence
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 
 

@@ -8,7 +8,7 @@ from benchmarks.references import vmap_gradient_norm
 from benchmarks.suite import Column, Measured, Section, Setup, Suite, milliseconds, times_faster
 from benchmarks.suites import acnml
 from benchmarks.timing import timed
-from ifcomp.baselines.gradients import gradnorm
+from experiments.baselines.gradients import gradnorm
 
 #: Seconds an input on an A40 GPU, as published.
 PAPER: Mapping[str, Mapping[str, float]] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 
 def begin(description: str | None, usual: Path) -> Path:

@@ -27,7 +27,7 @@ from experiments.audit_defaults import data
 from experiments.audit_defaults.record import begin, continue_run
 from experiments.models import LeNet
 from ifcomp import IFComp, Relative, complexity
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 

@@ -22,7 +22,7 @@ from experiments.datasets import MNIST, Batches, Dataset, load, separate
 from experiments.prepare_models import PRESETS, parts, trained
 from experiments.runs import cache_folder
 from ifcomp import IFComp
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 from ifcomp.oracle import Hindsight, hindsight
 
 #: So much damping that influence is the squared norm of the gradient over it.

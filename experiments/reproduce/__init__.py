@@ -21,7 +21,7 @@ from experiments.reproduce import (
 from experiments.reproduce.study import Study
 from experiments.torchvision_shim import declare_missing_operators
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.files import locked, remove_leftovers
+from ifcomp.io.files import locked, remove_leftovers
 
 #: Every study by its name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {

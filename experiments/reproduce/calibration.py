@@ -20,6 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.baselines.acnml import Acnml
+from experiments.baselines.dropout import MonteCarloDropout
+from experiments.baselines.ensemble import DeepEnsemble
+from experiments.baselines.interface import model_logits
+from experiments.baselines.laplace import LastLayerLaplace
+from experiments.baselines.swag import Swag, WeightMoments, swa_model
+from experiments.baselines.temperature import TemperatureScaling
 from experiments.corruptions import CORRUPTIONS, HELD_OUT, SEVERITIES, corrupt
 from experiments.datasets import Dataset
 from experiments.prepare_models import WITH_TAIL
@@ -29,13 +36,6 @@ from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from ifcomp import IFComp
-from ifcomp.baselines.acnml import Acnml
-from ifcomp.baselines.dropout import MonteCarloDropout
-from ifcomp.baselines.ensemble import DeepEnsemble
-from ifcomp.baselines.interface import model_logits
-from ifcomp.baselines.laplace import LastLayerLaplace
-from ifcomp.baselines.swag import Swag, WeightMoments, swa_model
-from ifcomp.baselines.temperature import TemperatureScaling
 from ifcomp.complexity import pnml_distribution
 from ifcomp.tasks.calibration import calibration_summary
 from ifcomp.tuning import tune

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from experiments.baselines.confident import in_sample_probabilities, label_suspicion
+from experiments.baselines.gradients import grand, tracin
+from experiments.baselines.losses import el2n, loss_scores
 from experiments.datasets import Batches
 from experiments.recipes import PAPER, Recipe
 from experiments.reproduce.noisy import STAGES, Noisy, at_stage, prepare, stages
@@ -23,9 +26,6 @@ from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
 from ifcomp import Relative
-from ifcomp.baselines.confident import in_sample_probabilities, label_suspicion
-from ifcomp.baselines.gradients import grand, tracin
-from ifcomp.baselines.losses import el2n, loss_scores
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN
 from ifcomp.tuning import fit_grid

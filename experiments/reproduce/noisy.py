@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from experiments import noise
+from experiments.baselines.features import run_data
 from experiments.datasets import Dataset, load, separate
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
-from ifcomp.baselines.features import run_data
 
 #: A run is in the middle when it has memorised so many of the wrong labels.
 MIDDLE = 0.5

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.baselines.interface import model_logits
+from experiments.baselines.ood import OOD_BASELINES, ood_scores
 from experiments.datasets import Dataset, load
 from experiments.recipes import PAPER, QUICK
 from experiments.reproduce import strangers
@@ -28,8 +30,6 @@ from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.training import evaluate
 from ifcomp import IFComp, Relative
-from ifcomp.baselines.interface import model_logits
-from ifcomp.baselines.ood import OOD_BASELINES, ood_scores
 from ifcomp.complexity import capped_complexity, expected_influence, parametric_complexity
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
 from ifcomp.tuning import fit_grid

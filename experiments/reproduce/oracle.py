@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from experiments.baselines.acnml import Acnml
+from experiments.baselines.gradients import gradnorm
 from experiments.datasets import load
 from experiments.recipes import PAPER, QUICK
 from experiments.reproduce.paper import ORACLE as PAPER_NUMBERS
@@ -18,8 +20,6 @@ from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import cache_folder
 from ifcomp import IFComp
-from ifcomp.baselines.acnml import Acnml
-from ifcomp.baselines.gradients import gradnorm
 from ifcomp.oracle import hindsight
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from experiments.baselines.gradients import grand, tracin
+from experiments.baselines.losses import el2n
 from experiments.recipes import PAPER, QUICK, Recipe
 from experiments.reproduce.mislabel import checkpoints_until
 from experiments.reproduce.paper import PRUNING as PAPER_NUMBERS
@@ -22,8 +24,6 @@ from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.training import evaluate
 from ifcomp import IFComp
-from ifcomp.baselines.gradients import grand, tracin
-from ifcomp.baselines.losses import el2n
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.mislabel import AUDIT_BETA
 from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists

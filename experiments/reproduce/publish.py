@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.reproduce.record import FILE, read, unfinished
 from experiments.reproduce.study import PRESET_NAMES, Record, Study
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 CLAIMS_FILE = "claims.md"
 #: What `publish` writes beside a result.

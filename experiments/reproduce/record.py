@@ -18,9 +18,9 @@ import torch
 from experiments.datasets import MissingDataError, load
 from experiments.reproduce.study import Record, Study
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
+from ifcomp.io.untrusted import parse_json, read_text
 from ifcomp.progress import track
-from ifcomp.reading import parse_json, read_text
 
 SCHEMA = 1
 FILE = "result.json"

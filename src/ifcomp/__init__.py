@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ifcomp._version import __version__
 
 if TYPE_CHECKING:
-    from ifcomp.checkpoints import Checkpoint
     from ifcomp.curvature.factors import Factors, Relative
+    from ifcomp.io.checkpoints import Checkpoint
     from ifcomp.predictor import IFComp
     from ifcomp.scores import ScoreTable
 
@@ -17,7 +17,7 @@ __all__ = ["Checkpoint", "Factors", "IFComp", "Relative", "ScoreTable", "__versi
 
 #: Where each name lives: imported when it is first used, so that ``ifcomp --help`` does not wait for torch.
 _HOMES = {
-    "Checkpoint": "ifcomp.checkpoints",
+    "Checkpoint": "ifcomp.io.checkpoints",
     "Factors": "ifcomp.curvature.factors",
     "IFComp": "ifcomp.predictor",
     "Relative": "ifcomp.curvature.factors",

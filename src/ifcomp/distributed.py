@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ifcomp.batches import Batch
+from ifcomp.data.batches import Batch
 
 #: Numbers that are sent in one message.
 _MESSAGE_ENTRIES = 1 << 20

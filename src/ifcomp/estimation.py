@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import Batch, as_batches, check_data
 from ifcomp.curvature.factors import Basis
 from ifcomp.curvature.holdings import (
     block_bytes,
@@ -25,6 +24,7 @@ from ifcomp.curvature.holdings import (
     most_cotangents,
 )
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.data.batches import Batch, as_batches, check_data
 from ifcomp.errors import EmptyDataError
 from ifcomp.influence.choice import choose_kernel, direct_cost, form_bytes, pairs_cost, weight_bytes
 from ifcomp.influence.weights import Weights, invert

@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ifcomp.batches import Batch, as_batches
 from ifcomp.curvature.labels import label_residuals, probabilities
+from ifcomp.data.batches import Batch, as_batches
 from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.cross import whitened_gradients
 from ifcomp.progress import track

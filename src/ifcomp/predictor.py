@@ -16,9 +16,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ifcomp import storage
 from ifcomp._version import __version__
-from ifcomp.batches import (
+from ifcomp.complexity import pnml_distribution
+from ifcomp.curvature.eigen import STAGES, eigenbases
+from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
+from ifcomp.curvature.health import with_health
+from ifcomp.curvature.holdings import check_factors, check_pieces, checkpoint_bytes, factor_shapes
+from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.data.batches import (
     Batch,
     as_batch,
     as_batches,
@@ -28,13 +33,6 @@ from ifcomp.batches import (
     dead_workers_named,
     warn_of_order,
 )
-from ifcomp.checkpoints import UNSAVED, Checkpoint
-from ifcomp.complexity import pnml_distribution
-from ifcomp.curvature.eigen import STAGES, eigenbases
-from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
-from ifcomp.curvature.health import with_health
-from ifcomp.curvature.holdings import check_factors, check_pieces, checkpoint_bytes, factor_shapes
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
     DataError,
@@ -49,6 +47,8 @@ from ifcomp.errors import (
 )
 from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import invert
+from ifcomp.io import factor_files as storage
+from ifcomp.io.checkpoints import UNSAVED, Checkpoint
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from ifcomp.errors import DataError
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 #: Text that spreadsheets take for a formula, also in wide characters, unless it is a plain number.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from ifcomp import complexity
-from ifcomp.batches import Batch
-from ifcomp.checkpoints import UNSAVED, Work, digest
 from ifcomp.curvature.factors import Damping, Factors, check_number
 from ifcomp.curvature.labels import pair_cotangents, probabilities
+from ifcomp.data.batches import Batch
 from ifcomp.errors import DataError, NonFiniteError, SettingError
 from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights
+from ifcomp.io.checkpoints import UNSAVED, Work, digest
 from ifcomp.layers.session import Session
 from ifcomp.memory import Budget
 from ifcomp.scores import DESCRIPTIONS

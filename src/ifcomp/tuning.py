@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import as_batch, as_batches, check_data, check_labels, run_model
 from ifcomp.curvature.factors import Damping, check_number
+from ifcomp.data.batches import as_batch, as_batches, check_data, check_labels, run_model
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.tape import evaluating
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together

@@ -9,8 +9,8 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from ifcomp.cli.models import load_model, read_weights, try_model
+from ifcomp.data.source import Batches, Source
 from ifcomp.errors import LogitsError, ModelError, SettingError
-from ifcomp.sources.source import Batches, Source
 
 STATE = {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}
 

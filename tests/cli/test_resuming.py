@@ -154,7 +154,7 @@ def test_a_run_that_cannot_be_written_leaves_the_old_one_and_its_record(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ifcomp.storage.save_file", full)
+    monkeypatch.setattr("ifcomp.io.factor_files.save_file", full)
     found = ifcomp(*run.fit_arguments(), "--beta", "0.5")
     assert found.exit_code == 2
     assert "No space left on device" in found.stderr
@@ -178,7 +178,7 @@ def test_a_run_that_is_replaced_while_it_is_read_is_refused(run: Workshop, monke
 
 def test_a_full_disk_is_found_before_the_work(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr("ifcomp.files.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("ifcomp.io.files.shutil.disk_usage", lambda _: usage)
     monkeypatch.setattr("ifcomp.predictor.fit_covariances", lambda *_: pytest.fail("worked"))
     found = ifcomp(*workshop.fit_arguments())
     assert found.exit_code == 2

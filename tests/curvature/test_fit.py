@@ -32,12 +32,12 @@ from comparison import (
     oracle_blocks,
 )
 from ifcomp import IFComp
-from ifcomp.batches import Batch, as_batch
 from ifcomp.curvature import labels as label_module
 from ifcomp.curvature.eigen import eigenbases, eigenvectors
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import sample_labels, squared_residuals
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.data.batches import Batch, as_batch
 from ifcomp.errors import MergeError, NonFiniteError, SettingError
 from ifcomp.predictor import fit_together
 from oracles import (

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from cases import seeded
 from comparison import assert_same
 from ifcomp import IFComp
-from ifcomp.batches import as_batch
-from ifcomp.checkpoints import Work
 from ifcomp.curvature.eigen import basis_tensors, eigenbases
 from ifcomp.curvature.factors import Basis, Covariance, Covariances, FitSettings, covariance_sums
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.data.batches import as_batch
 from ifcomp.errors import CheckpointError, LabelError
+from ifcomp.io.checkpoints import Work
 from ifcomp.layers.session import Footprint
 from ifcomp.memory import Budget
 

@@ -15,7 +15,7 @@ import torch
 
 from distributed import worker
 from ifcomp import Checkpoint
-from ifcomp.batches import as_batches
+from ifcomp.data.batches import as_batches
 from ifcomp.distributed import Ranks, add_up, gather_rows, own_slices, ranks, sharing, spread
 from ifcomp.errors import CheckpointError, DataError
 
@@ -108,7 +108,7 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError), Checkpoint(partial_path, 0) as checkpoint:
         worker.results([worker.data()[0], None], checkpoint)
     assert partial_path.exists()
-    monkeypatch.setattr("ifcomp.checkpoints.ranks", lambda: Ranks(0, 2))
+    monkeypatch.setattr("ifcomp.io.checkpoints.ranks", lambda: Ranks(0, 2))
     with pytest.raises(CheckpointError, match="processes: 1 there, 2 here"), Checkpoint(partial_path, 0) as checkpoint:
         worker.results(worker.data(), checkpoint)
 

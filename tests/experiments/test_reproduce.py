@@ -20,7 +20,7 @@ from experiments.reproduce.record import FILE, read, run
 from experiments.reproduce.study import Claim, Record, Study
 from ifcomp.cli.main import app
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.files import locked
+from ifcomp.io.files import locked
 
 
 @dataclass(frozen=True)

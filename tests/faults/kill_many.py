@@ -23,8 +23,6 @@ import sklearn.datasets  # noqa: F401
 import torch
 from safetensors import SafetensorError, safe_open
 
-import ifcomp.predictor
-import ifcomp.sources  # noqa: F401
 from ifcomp.cli.main import app
 
 #: Kills in a row before a process may end.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ifcomp import IFComp
 from ifcomp.cli import runs
 from ifcomp.errors import StorageError
-from ifcomp.files import locked
+from ifcomp.io.files import locked
 
 WRITER = """
 import sys
@@ -39,7 +39,7 @@ for turn in range(20):
 
 ORPHAN = """
 import os, signal, sys, time
-from ifcomp.files import locked
+from ifcomp.io.files import locked
 
 with locked("work"):
     if os.fork() == 0:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp import IFComp, Relative
-from ifcomp.batches import as_batch
 from ifcomp.curvature import rotation
+from ifcomp.data.batches import as_batch
 from ifcomp.influence import forms
 from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import RecordedBlock

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type
 from experiments.models import LeNet
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 from ifcomp.influence import norms
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type, assert_exact, fitted
 from ifcomp import IFComp, Relative
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 from ifcomp.influence.norms import squared_gradient_norms
 from ifcomp.layers import backward
 from ifcomp.layers.registry import Selection

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session

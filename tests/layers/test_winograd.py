@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import assert_exact, fitted
 from ifcomp import IFComp, Relative
-from ifcomp.batches import as_batch
+from ifcomp.data.batches import as_batch
 from ifcomp.layers import winograd
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.session import Session

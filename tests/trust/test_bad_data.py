@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from cases import mean, seeded, weight
 from comparison import assert_same, oracle_influence
 from ifcomp import IFComp, Relative
-from ifcomp.batches import Limited, dead_workers_named
+from ifcomp.data.batches import Limited, dead_workers_named
 from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError
 
 DAMPING = 1e-3

@@ -26,11 +26,13 @@ from safetensors.torch import load, save
 from torch import nn
 
 from experiments import runs as training
+from experiments.baselines.swag import WeightMoments
 from experiments.reproduce import record as results
-from ifcomp import IFComp, checkpoints
-from ifcomp.baselines.swag import WeightMoments
+from ifcomp import IFComp
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.runs import read_record
+from ifcomp.data.opening import open_source
+from ifcomp.data.source import SourceOptions
 from ifcomp.errors import (
     CheckpointError,
     DataError,
@@ -41,10 +43,10 @@ from ifcomp.errors import (
     StorageError,
 )
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
+from ifcomp.io import checkpoints
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
 from ifcomp.report.images import thumbnail
-from ifcomp.sources import SourceOptions, open_source
 
 #: Memory that refusing a file may take.
 ALLOWED = 150 * 2**20
@@ -318,10 +320,10 @@ def test_long_labels_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ifcomp.reading.available", lambda device: 1000)
+    monkeypatch.setattr("ifcomp.io.untrusted.available", lambda device: 1000)
     x = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
     refusal("npz", written(tmp_path, "npz", hostile.arrays(x=x)), "only 1.0 kB of memory")
-    monkeypatch.setattr("ifcomp.sources.folders.available", lambda device: 10**6)
+    monkeypatch.setattr("ifcomp.data.folders.available", lambda device: 10**6)
     Image.new("RGB", (40, 40)).save(written(tmp_path, "image", b""))
     with pytest.raises(MemoryLimitError, match="--image-size or a smaller --batch-size"):
         open_source(f"folder:{tmp_path / 'images'}")

@@ -66,7 +66,7 @@ def _with_other_processes() -> Iterator[bool]:
         yield True
         return
     from ifcomp.distributed import sharing
-    from ifcomp.files import discarding_writes
+    from ifcomp.io.files import discarding_writes
 
     with sharing() as ranks, nullcontext() if ranks.rank == 0 else discarding_writes():
         yield ranks.rank == 0

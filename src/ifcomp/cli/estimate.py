@@ -42,8 +42,8 @@ def estimate(
     """
     from ifcomp import estimation
     from ifcomp.cli.models import load_model, try_model
-    from ifcomp.sources import open_source
-    from ifcomp.sources.source import Batches
+    from ifcomp.data.opening import open_source
+    from ifcomp.data.source import Batches
 
     source = open_source(data, reading.parsed())
     network = load_model(model, weights, device)

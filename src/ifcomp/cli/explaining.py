@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ifcomp import IFComp
-from ifcomp.batches import as_batches
 from ifcomp.curvature.factors import Damping
+from ifcomp.data.batches import as_batches
+from ifcomp.data.source import Source
 from ifcomp.errors import DataError
 from ifcomp.report import TrainingExample
-from ifcomp.sources import Source
 
 #: Training examples of each kind beside a suspect.
 NEIGHBOURS = 4

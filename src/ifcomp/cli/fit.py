@@ -58,8 +58,8 @@ def fit(
     from ifcomp.cli.models import load_model, try_model
     from ifcomp.cli.resuming import resumable
     from ifcomp.cli.runs import Record, record_path, write_run
+    from ifcomp.data.opening import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
-    from ifcomp.sources import open_source
 
     started = time.perf_counter()
     chosen_damping = options.damping(damping)

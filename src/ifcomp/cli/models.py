@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import Batch, as_batches, check_labels, run_model
+from ifcomp.data.batches import Batch, as_batches, check_labels, run_model
+from ifcomp.data.factories import make
+from ifcomp.data.source import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
-from ifcomp.reading import read_tensors, regular_file
-from ifcomp.sources import Source
-from ifcomp.sources.factories import make
+from ifcomp.io.untrusted import read_tensors, regular_file
 
 #: Where training scripts put the weights among other things.
 STATE_KEYS = ("state_dict", "model_state_dict")

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ifcomp import IFComp
-from ifcomp.batches import as_batches
 from ifcomp.cli.models import load_model, try_model
 from ifcomp.cli.options import DataChoice, ModelChoice
 from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.data.batches import as_batches
+from ifcomp.data.opening import OPTIONS, kind_of, open_source
+from ifcomp.data.source import Batches, Source, SourceOptions
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
-from ifcomp.sources import Source, SourceOptions, open_source
-from ifcomp.sources.opening import OPTIONS, kind_of
-from ifcomp.sources.source import Batches
 
 
 @dataclass(frozen=True, eq=False)

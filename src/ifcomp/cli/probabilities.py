@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ifcomp import IFComp
-from ifcomp.batches import as_batches, check_labels, run_model
+from ifcomp.data.batches import as_batches, check_labels, run_model
+from ifcomp.data.source import Source
 from ifcomp.distributed import ranks
 from ifcomp.progress import track
-from ifcomp.sources import Source
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
 
 #: What the two are called in tables, figures and JSON.

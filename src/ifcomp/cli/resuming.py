@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import typer
 
-from ifcomp.checkpoints import Checkpoint
 from ifcomp.distributed import ranks
-from ifcomp.files import remove_leftovers
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.files import remove_leftovers
 
 
 @contextmanager

@@ -25,8 +25,8 @@ import typer
 from ifcomp._version import __version__
 from ifcomp.distributed import ranks
 from ifcomp.errors import StorageError
-from ifcomp.files import written_atomically
-from ifcomp.reading import parse_json, read_text
+from ifcomp.io.files import written_atomically
+from ifcomp.io.untrusted import parse_json, read_text
 
 if TYPE_CHECKING:
     from ifcomp import IFComp

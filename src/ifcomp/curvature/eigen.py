@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ifcomp.checkpoints import UNSAVED, Work, same_shape
 from ifcomp.curvature.factors import Basis, Covariances, covariance_sums
 from ifcomp.distributed import spread
 from ifcomp.errors import NonFiniteError
+from ifcomp.io.checkpoints import UNSAVED, Work, same_shape
 
 #: Jitter of the retries, relative to the mean of the diagonal.
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)

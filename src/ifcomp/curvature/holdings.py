@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from ifcomp import compiled
-from ifcomp.batches import Batch
 from ifcomp.curvature.factors import FitSettings
 from ifcomp.curvature.rotation import (
     FEW_POSITIONS,
@@ -20,6 +19,7 @@ from ifcomp.curvature.rotation import (
     is_compiled,
     plan_rotation,
 )
+from ifcomp.data.batches import Batch
 from ifcomp.errors import MemoryLimitError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
 from ifcomp.layers.session import Footprint, Holds, Session

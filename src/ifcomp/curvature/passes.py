@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from ifcomp import compiled
-from ifcomp.batches import Batch
-from ifcomp.checkpoints import UNSAVED, Work, restore
 from ifcomp.curvature.eigen import STAGES, basis_tensors
 from ifcomp.curvature.factors import (
     Basis,
@@ -33,7 +31,9 @@ from ifcomp.curvature.rotation import (
     rotated_slabs,
     sum_equal_indices,
 )
+from ifcomp.data.batches import Batch
 from ifcomp.distributed import add_up
+from ifcomp.io.checkpoints import UNSAVED, Work, restore
 from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording

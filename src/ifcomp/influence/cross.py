@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.rotation import apply_basis, plan_rotation, rotated_slabs, sum_equal_indices
+from ifcomp.data.batches import Batch
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock

@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ifcomp.batches import Batch
 from ifcomp.curvature.factors import Basis, Factors
 from ifcomp.curvature.labels import Cotangents, independent_residuals, label_cotangents
 from ifcomp.curvature.rotation import is_compiled, plan_rotation, put_rows, sum_equal_indices, turn_rows
+from ifcomp.data.batches import Batch
 from ifcomp.influence.choice import Kernel, choose_kernel
 from ifcomp.influence.kernels import direct_forms, direct_products, pair_forms, pair_matrix, pair_products
 from ifcomp.influence.weights import Weights

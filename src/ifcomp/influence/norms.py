@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ifcomp.batches import Batch
 from ifcomp.curvature.rotation import SLAB_ENTRIES, sum_equal_indices
+from ifcomp.data.batches import Batch
 from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording

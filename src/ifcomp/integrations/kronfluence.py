@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
 from ifcomp.errors import ModelError, SettingError, StorageError
-from ifcomp.reading import parse_json, read_tensors, read_text
+from ifcomp.io.untrusted import parse_json, read_tensors, read_text
 
 _TENSORS = ("activation_eigenvectors", "gradient_eigenvectors", "lambda_matrix", "num_lambda_processed")
 _ARGUMENTS = "factor_arguments.json"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import Batch, run_model
+from ifcomp.data.batches import Batch, run_model
 from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import Batch, run_model
+from ifcomp.data.batches import Batch, run_model
 from ifcomp.layers.block import Layout, Site
 from ifcomp.layers.capture import Recording
 from ifcomp.layers.room import Room

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.batches import Batch, as_batch, check_inputs, run_model
+from ifcomp.data.batches import Batch, as_batch, check_inputs, run_model
 from ifcomp.errors import EmptyDataError, LabelError
 from ifcomp.layers.tape import evaluating
 from ifcomp.oracle.network import Network, collect, digest, digest_model

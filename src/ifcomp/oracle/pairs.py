@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ifcomp.batches import Batch
+from ifcomp.data.batches import Batch
 from ifcomp.errors import StorageError
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
+from ifcomp.io.untrusted import parse_json, read_text
 from ifcomp.oracle.network import digest, inputs_of
 from ifcomp.progress import track
-from ifcomp.reading import parse_json, read_text
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ifcomp.batches import Batch, as_batch, check_inputs, check_labels, run_model
+from ifcomp.data.batches import Batch, as_batch, check_inputs, check_labels, run_model
 from ifcomp.layers.tape import evaluating
 from ifcomp.oracle.hindsight import base_log_probabilities, check_columns
 from ifcomp.oracle.network import Points, collect, digest, digest_model, join

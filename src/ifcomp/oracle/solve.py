@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
-from ifcomp.batches import Batch
+from ifcomp.data.batches import Batch
 from ifcomp.oracle.network import Network, Points
 from ifcomp.oracle.pairs import Pair
 from ifcomp.oracle.precondition import Preconditioner

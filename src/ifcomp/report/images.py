@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from ifcomp.data.images import open_image
 from ifcomp.errors import DataError
-from ifcomp.images import open_image
 
 #: Longest side of a thumbnail in pixels; smaller images keep their size.
 LONGEST_SIDE = 128

@@ -19,7 +19,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from ifcomp._version import __version__
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 from ifcomp.layers.inventory import Coverage
 from ifcomp.report import charts, words
 from ifcomp.report.data import (

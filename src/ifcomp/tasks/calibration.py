@@ -22,7 +22,7 @@ from scipy.special import softmax
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
 from ifcomp.errors import DataError, LabelError, SettingError
-from ifcomp.files import written_atomically
+from ifcomp.io.files import written_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

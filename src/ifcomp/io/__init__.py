@@ -1,0 +1,1 @@
+"""Files: atomic writing, reading without trust, factors, checkpoints."""

@@ -1,0 +1,85 @@
+"""Explicit inverse-times-gradient products against dense matrices, for every kind of layer."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from cases import LAYER_CASES, MODEL_CASES, Case
+from comparison import assert_same, basis_arguments, fitted, library_block, oracle_blocks
+from experiments.baselines.ekfac import EkfacCovariance, fitted_blocks
+from ifcomp import IFComp
+from ifcomp.curvature.factors import Relative
+from ifcomp.errors import FingerprintError
+from oracles import block_jacobian, ekfac_inverse
+
+DAMPING = 1e-2
+
+
+def random_gradients(ifc: IFComp, *leading: int) -> dict[str, Tensor]:
+    """Something in the shape of every trainable parameter."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(*leading, *value.shape, generator=generator, dtype=torch.float64)
+        for name, value in ifc.model.named_parameters()
+        if value.requires_grad
+    }
+
+
+def canonical(case: Case, values: dict[str, Tensor]) -> list[Tensor]:
+    """Values by parameter as one vector for each block of the case, in the oracle's layout."""
+    single = {name: value[None, None] for name, value in values.items()}
+    return [block_jacobian(single, block).flatten() for block in oracle_blocks(case)]
+
+
+CASES = [*LAYER_CASES, *MODEL_CASES]
+
+
+@pytest.mark.parametrize(
+    ("case", "sua"),
+    [*((case, False) for case in CASES), *((case, True) for case in CASES if "conv" in case.name)],
+    ids=str,
+)
+def test_product_is_that_of_the_dense_inverse(case: Case, sua: bool) -> None:
+    ifc = fitted(case, size=4, sua=sua)
+    gradients = random_gradients(ifc)
+    covariance = EkfacCovariance(ifc.model, ifc.factors, DAMPING, scale=3.0)
+    found = covariance.times(gradients)
+    assert covariance.names == found.keys()
+    expected = [
+        3.0 * ekfac_inverse(ifc.factors.blocks[own.name].second_moments, DAMPING, **basis_arguments(ifc, own)) @ vector
+        for own, vector in zip(
+            (library_block(ifc, block) for block in oracle_blocks(case)), canonical(case, gradients), strict=True
+        )
+    ]
+    for product, truth in zip(canonical(case, found), expected, strict=True):
+        assert_same(product, truth)
+
+
+@pytest.mark.parametrize("name", ["conv2d_groups", "lenet", "class_token", "embedding"])
+def test_product_runs_under_vmap(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    ifc = fitted(case, size=4)
+    covariance = EkfacCovariance(ifc.model, ifc.factors, Relative(0.1), scale=1.0)
+    many = random_gradients(ifc, 3)
+    found = vmap(covariance.times)(many)
+    for index in range(3):
+        alone = covariance.times({name: value[index] for name, value in many.items()})
+        for name, value in alone.items():
+            assert_same(found[name][index], value)
+
+
+def test_what_the_fit_leaves_out_does_not_move() -> None:
+    case = next(case for case in MODEL_CASES if case.name == "lenet")
+    ifc = fitted(case, size=4, layers="last")
+    covariance = EkfacCovariance(ifc.model, ifc.factors, DAMPING, scale=1.0)
+    assert covariance.names == {"11.weight", "11.bias"}
+    found = covariance.times(random_gradients(ifc))
+    assert {name for name, value in found.items() if value.any()} == covariance.names
+
+
+def test_factors_of_another_model_are_refused() -> None:
+    cases = {case.name: case for case in LAYER_CASES}
+    ifc = fitted(cases["linear"], size=4)
+    with pytest.raises(FingerprintError, match=r"for 0\b"):
+        fitted_blocks(cases["linear_no_bias"].make(), ifc.factors)
