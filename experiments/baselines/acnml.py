@@ -36,7 +36,7 @@ from experiments.baselines.swag import WeightMoments
 from ifcomp.curvature.factors import Damping, Factors, check_damping, check_number
 from ifcomp.data.batches import Batch
 from ifcomp.errors import ModelError, NonFiniteError, SettingError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating
 from ifcomp.predictor import DEFAULT_DAMPING
 
 #: What the weights of the pairs of example and label that are fitted together may hold, in bytes.

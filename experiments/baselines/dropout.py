@@ -22,7 +22,7 @@ from experiments.baselines.interface import (
 )
 from ifcomp.data.batches import Batch
 from ifcomp.errors import ModelError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ifcomp.data.batches import Batch, as_batch, check_inputs, run_model
+from ifcomp.data.batches import Batch, as_batch, check_inputs
 from ifcomp.errors import EmptyDataError, SettingError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating, run_model
 
 #: Positional and keyword inputs of a model.
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -59,7 +59,7 @@ from experiments.baselines.losses import check_repeatable
 from experiments.baselines.network import Chain, Network
 from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, NonFiniteError, SettingError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating
 from ifcomp.progress import track
 
 Representation = Literal["logits", "features", "maps", "head", "inputs"]

@@ -27,11 +27,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from experiments.baselines.interface import check_count, checked_batch, copied, derived_seed
-from ifcomp.data.batches import Batch, as_batches, check_data, run_model
+from ifcomp.data.batches import Batch, as_batches, check_data
 from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
 from ifcomp.io.files import written_atomically
 from ifcomp.io.untrusted import parse_json, read_tensors
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track
 
 _KEY = "ifcomp.swag"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Damping, check_number
-from ifcomp.data.batches import as_batch, as_batches, check_data, check_labels, run_model
+from ifcomp.data.batches import as_batch, as_batches, check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, SettingError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import fitted_inverse_temperature, pnml_grid

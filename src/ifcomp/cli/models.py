@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batches, check_labels, run_model
+from ifcomp.data.batches import Batch, as_batches, check_labels
 from ifcomp.data.factories import make
 from ifcomp.data.source import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
 from ifcomp.io.untrusted import read_tensors, regular_file
+from ifcomp.layers.forward import run_model
 
 #: Where training scripts put the weights among other things.
 STATE_KEYS = ("state_dict", "model_state_dict")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ifcomp import IFComp
-from ifcomp.data.batches import as_batches, check_labels, run_model
+from ifcomp.data.batches import as_batches, check_labels
 from ifcomp.data.source import Source
 from ifcomp.distributed import ranks
+from ifcomp.layers.forward import run_model
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
 

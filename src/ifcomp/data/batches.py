@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError, NonFiniteError, PrecisionError
+from ifcomp.errors import DataError, IfcompWarning, LabelError, NonFiniteError
 from ifcomp.memory import even_size
 
 #: The key of a dict batch that holds the labels; everything else is passed to the model by keyword.
@@ -311,45 +311,3 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
             "and leave out examples without a label, such as those marked -1 or -100."
         )
     return labels
-
-
-def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's logits [B, K], checked.
-
-    Raises:
-        LogitsError: If the output is not [B, K] with K > 1.
-        PrecisionError: If the model fails and its floating-point type is not that of the inputs.
-        NonFiniteError: If a logit is not finite.
-    """
-    where = batch.where
-    try:
-        output = model(*batch.args, **batch.kwargs)
-    except RuntimeError as error:
-        given = {value.dtype for value in batch.tensors() if value.is_floating_point()}
-        needed = {value.dtype for value in model.parameters() if value.is_floating_point()}
-        if given and needed and not given & needed:
-            names = [" and ".join(sorted(map(str, dtypes))) for dtypes in (needed, given)]
-            raise PrecisionError(
-                f"{where}: the model's parameters are {names[0]} but its inputs are {names[1]}. "
-                "Convert one of them, for instance x.to(next(model.parameters()).dtype) or model.float()."
-            ) from error
-        raise
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise LogitsError(
-            f"{where}: the model must return a tensor of logits or an object with .logits, "
-            f"but returned {type(output).__name__}. Wrap it in a module that picks the logits."
-        )
-    if logits.dim() != 2 or len(logits) != batch.size:
-        raise LogitsError(f"{where}: logits must have shape [{batch.size}, K], but have {list(logits.shape)}.")
-    if logits.shape[1] < 2:
-        raise LogitsError(
-            f"{where}: the model has one logit per example, but K must be at least 2. "
-            "For a sigmoid output z wrap the model so that it returns torch.cat([zeros_like(z), z], 1)."
-        )
-    if not logits.isfinite().all():
-        raise NonFiniteError(
-            f"{where}: the logits of {batch.example((~logits.isfinite()).any(1))} of the batch are NaN or infinite "
-            "though its inputs are finite. The model overflows there: try float32 or float64."
-        )
-    return logits

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, run_model
+from ifcomp.data.batches import Batch
 from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.backward import Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock, Use
 from ifcomp.layers.capture import Recording
+from ifcomp.layers.forward import run_model
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.tape import Tape
 

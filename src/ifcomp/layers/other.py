@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ifcomp.data.batches import Batch, mapped, run_model
+from ifcomp.data.batches import Batch, mapped
+from ifcomp.layers.forward import run_model
 
 
 def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:

@@ -16,11 +16,12 @@ from ifcomp.layers.backward import Backward, check_half, half_scales
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording
 from ifcomp.layers.examine import examine
+from ifcomp.layers.forward import autocast_dtype
 from ifcomp.layers.inventory import keep_blocks, restrict, take_inventory, with_known
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.room import keep_freed_memory
-from ifcomp.layers.tape import Tape, autocast_dtype
+from ifcomp.layers.tape import Tape
 from ifcomp.memory import NO_LIMIT, Budget, most
 
 LabelUse = Literal["needed", "optional", "unused"]

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, run_model
+from ifcomp.data.batches import Batch
 from ifcomp.layers.block import Layout, Site
 from ifcomp.layers.capture import Recording
+from ifcomp.layers.forward import evaluating, run_in_autocast
 from ifcomp.layers.room import Room
 from ifcomp.layers.wrappers import uncompiled
 
@@ -67,7 +68,7 @@ class Tape:
         self._recording, self._quick = recording, quick
         try:
             with torch.inference_mode(False), torch.enable_grad():  # whatever the loader's own modes are
-                recording.logits, recording.precision = _run_cast(self.model, batch)
+                recording.logits, recording.precision = run_in_autocast(self.model, batch)
         finally:
             self._recording = None
         for site in self.sites:
@@ -108,39 +109,3 @@ class Tape:
             return site.forward(emit, *args, **kwargs)
 
         return forward
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The precision of the ``torch.autocast`` that the user is in; None outside of it."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-
-
-def _run_cast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
-    """Logits, and the precision of a backward from them: that of the ``torch.autocast`` around, if there is one.
-
-    Its copies of weights are not kept: those made without a graph, by a call before this one, would cut this one's.
-    """
-    device = next(model.parameters()).device
-    cast = autocast_dtype(device)
-    with torch.autocast(device.type, cast, enabled=cast is not None, cache_enabled=False):
-        logits = run_model(model, batch)
-    return logits, cast or logits.dtype
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; afterwards each in the mode it had, and with the weights it had.
-
-    An embedding with ``max_norm`` changes its weights whenever it is used.
-    """
-    training = [module for module in model.modules() if module.training]
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        for embedding, weight in kept:
-            embedding.weight.detach().copy_(weight)

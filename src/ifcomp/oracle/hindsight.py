@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batch, check_inputs, run_model
+from ifcomp.data.batches import Batch, as_batch, check_inputs
 from ifcomp.errors import EmptyDataError, LabelError
-from ifcomp.layers.tape import evaluating
+from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.oracle.network import Network, collect, digest, digest_model
 from ifcomp.oracle.pairs import PairFile, train_pairs
 from ifcomp.oracle.precondition import Preconditioner, check_preconditioner

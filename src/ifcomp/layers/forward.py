@@ -1,0 +1,90 @@
+"""Run a model in eval mode and return its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.data.batches import Batch
+from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The precision of the ``torch.autocast`` that the user is in; None outside of it."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
+    """Logits, and the precision of a backward from them: that of the ``torch.autocast`` around, if there is one.
+
+    Its copies of weights are not kept: those made without a graph, by a call before this one, would cut this one's.
+    """
+    device = next(model.parameters()).device
+    cast = autocast_dtype(device)
+    with torch.autocast(device.type, cast, enabled=cast is not None, cache_enabled=False):
+        logits = run_model(model, batch)
+    return logits, cast or logits.dtype
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode; afterwards each in the mode it had, and with the weights it had.
+
+    An embedding with ``max_norm`` changes its weights whenever it is used.
+    """
+    training = [module for module in model.modules() if module.training]
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for embedding, weight in kept:
+            embedding.weight.detach().copy_(weight)
+
+
+def run_model(model: nn.Module, batch: Batch) -> Tensor:
+    """The model's logits [B, K], checked.
+
+    Raises:
+        LogitsError: If the output is not [B, K] with K > 1.
+        PrecisionError: If the model fails and its floating-point type is not that of the inputs.
+        NonFiniteError: If a logit is not finite.
+    """
+    where = batch.where
+    try:
+        output = model(*batch.args, **batch.kwargs)
+    except RuntimeError as error:
+        given = {value.dtype for value in batch.tensors() if value.is_floating_point()}
+        needed = {value.dtype for value in model.parameters() if value.is_floating_point()}
+        if given and needed and not given & needed:
+            names = [" and ".join(sorted(map(str, dtypes))) for dtypes in (needed, given)]
+            raise PrecisionError(
+                f"{where}: the model's parameters are {names[0]} but its inputs are {names[1]}. "
+                "Convert one of them, for instance x.to(next(model.parameters()).dtype) or model.float()."
+            ) from error
+        raise
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise LogitsError(
+            f"{where}: the model must return a tensor of logits or an object with .logits, "
+            f"but returned {type(output).__name__}. Wrap it in a module that picks the logits."
+        )
+    if logits.dim() != 2 or len(logits) != batch.size:
+        raise LogitsError(f"{where}: logits must have shape [{batch.size}, K], but have {list(logits.shape)}.")
+    if logits.shape[1] < 2:
+        raise LogitsError(
+            f"{where}: the model has one logit per example, but K must be at least 2. "
+            "For a sigmoid output z wrap the model so that it returns torch.cat([zeros_like(z), z], 1)."
+        )
+    if not logits.isfinite().all():
+        raise NonFiniteError(
+            f"{where}: the logits of {batch.example((~logits.isfinite()).any(1))} of the batch are NaN or infinite "
+            "though its inputs are finite. The model overflows there: try float32 or float64."
+        )
+    return logits
