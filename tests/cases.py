@@ -715,3 +715,26 @@ MODEL_CASES: list[Case] = [
     ),
     Case("bert", seeded(bert), text(6, 12), 3, bert_blocks()),
 ]
+
+_REPRESENTATIVE = (
+    "linear",
+    "linear_tokens",
+    "linear_sequence_first",
+    "conv2d",
+    "conv2d_groups",
+    "conv2d_depthwise",
+    "conv1d_same_even",
+    "conv2d_reflect",
+    "batchnorm2d",
+    "layernorm",
+    "embedding_padding",
+    "attention_padding",
+    "linear_twice",
+    "frozen_weight",
+    "tied",
+    "lenet",
+    "bert",
+)
+
+#: One case for each block kind, kernel, layout and way of use.
+REPRESENTATIVE_CASES = [case for case in [*LAYER_CASES, *MODEL_CASES] if case.name in _REPRESENTATIVE]

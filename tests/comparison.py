@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from cases import Batch, Case
 from ifcomp import IFComp
-from ifcomp.layers.block import Block, KroneckerBlock
+from ifcomp.blocks.block import Block
+from ifcomp.blocks.kronecker import KroneckerBlock
 from oracles import (
     Inputs,
     OracleBlock,
@@ -52,13 +53,11 @@ def oracle_blocks(case: Case) -> list[OracleBlock]:
 
 def library_block(ifc: IFComp, block: OracleBlock) -> Block:
     """The library's block of the same parameters (and rows)."""
-    assert ifc._session is not None
+    assert ifc._recorder is not None
     first = block.rows.start if block.rows is not None else 0
-    found = [
-        candidate
-        for candidate in ifc._session.blocks
-        if candidate.parameters == block.parameters and getattr(candidate, "first_row", 0) == first
-    ]
+    inventory = ifc._recorder.inventory
+    found = [layer.block for layer in inventory.layers if getattr(layer, "first_row", 0) == first]
+    found = [candidate for candidate in (*found, *inventory.others) if candidate.parameters == block.parameters]
     assert len(found) == 1, f"{block} is not a block of the library"
     return found[0]
 
@@ -66,12 +65,11 @@ def library_block(ifc: IFComp, block: OracleBlock) -> Block:
 def basis_arguments(ifc: IFComp, block: Block) -> dict[str, object]:
     """A block's basis as the oracle's keyword arguments."""
     basis = ifc.factors.blocks[block.name].basis
-    kronecker = isinstance(block, KroneckerBlock)
     return {
         "input_basis": None if basis is None else basis.inputs,
         "output_basis": None if basis is None else basis.outputs,
-        "offsets": block.offsets if kronecker else 1,
-        "has_bias": block.has_bias if kronecker else False,
+        "offsets": block.shape.offsets if isinstance(block, KroneckerBlock) else 1,
+        "has_bias": block.shape.has_bias if isinstance(block, KroneckerBlock) else False,
     }
 
 

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
 from ifcomp.errors import FingerprintError, StorageError
 from ifcomp.io import factor_files as storage
 

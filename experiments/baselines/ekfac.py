@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ifcomp.curvature.factors import Basis, Damping, Factors, inverse_curvature
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.factors import Damping, Factors, inverse_curvature
 from ifcomp.curvature.holdings import factor_shapes
 from ifcomp.errors import FingerprintError
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock

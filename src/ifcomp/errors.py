@@ -69,9 +69,5 @@ class FingerprintError(StorageError):
     """Saved factors belong to another model; the message says what differs."""
 
 
-class MergeError(IfcompError):
-    """Two fits cannot be merged; the message says why."""
-
-
 class MissingPackageError(IfcompError, ImportError):
     """An optional package is needed here but cannot be imported; the message says how to install it."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.curvature.factors import Basis
+from ifcomp.blocks.block import Basis
 from ifcomp.curvature.holdings import (
     block_bytes,
     check_factors,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ifcomp.curvature.labels import label_residuals, probabilities
+from ifcomp.curvature.labels import label_residuals
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.cross import whitened_gradients
 from ifcomp.progress import track
-from ifcomp.scoring import Evaluation
+from ifcomp.scoring import Evaluation, Microbatch, evaluate
 
 #: Bytes that the whitened gradients of the queries may take; more of them take another pass over the training data.
 QUERY_BYTES = 1 << 30
@@ -92,8 +93,8 @@ def explain(
         raise SettingError(f"k must be a whole number of at least 1, but is {count!r}.")
     if own_positions is not None and len(own_positions) != query.size:
         raise DataError(f"{len(own_positions)} positions for {query.size} queries. Give the position of each query.")
-    parameters = sum(block.size for block in evaluation.session.blocks)
-    step = max(1, QUERY_BYTES // (parameters * torch.finfo(evaluation.session.dtype).bits // 8))
+    parameters = sum(block.size for block in evaluation.recorder.blocks)
+    step = max(1, QUERY_BYTES // (parameters * evaluation.recorder.dtype.itemsize))
     frames = []
     for first in range(0, query.size, step):
         some = query.select(slice(first, first + step))
@@ -126,9 +127,11 @@ def _explain_group(
 
 
 def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]:
+    """Whitened gradients [Q, P] of the queries by block."""
     parts: dict[str, list[Tensor]] = {}
-    for _, whitened in _whitened(evaluation, [query]):
-        for name, value in whitened:
+    step = partial(_whitened, evaluation)
+    for whitened in evaluate(evaluation, [query], 1, lambda microbatch: dict(step(microbatch)), "needed"):
+        for name, value in whitened.items():
             parts.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in parts.items()}
 
@@ -136,30 +139,23 @@ def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]
 def _effects(
     evaluation: Evaluation, queries: Mapping[str, Tensor], size: int, train: Iterable[Batch]
 ) -> Iterable[tuple[Batch, Tensor]]:
-    """Every piece of the training data with its effects [Q, B] in nats, on the CPU."""
-    for piece, whitened in _whitened(evaluation, train):
-        total = torch.zeros(size, piece.size, dtype=torch.float64, device=evaluation.session.device)
-        for name, value in whitened:
+    """Every microbatch of the training data with its effects [Q, B] in nats, on the CPU."""
+
+    def step(microbatch: Microbatch) -> tuple[Batch, Tensor]:
+        total = torch.zeros(size, microbatch.batch.size, dtype=torch.float64, device=microbatch.logits.device)
+        for name, value in _whitened(evaluation, microbatch):
             if name in queries:
                 total += (queries[name] @ value.T).double() * evaluation.weights[name].scale
-        yield piece, (total / evaluation.factors.count).cpu()
+        return microbatch.batch, (total / evaluation.factors.count).cpu()
+
+    return evaluate(evaluation, train, 1, step, "needed")
 
 
-def _whitened(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterable[tuple[Batch, Iterable[tuple[str, Tensor]]]]:
-    """Every piece with the whitened gradients of its labels, block by block."""
-    session = evaluation.session
-    with session.attached():
-        for piece, _ in session.pieces(batches, 1, "needed"):
-            recording = session.record(piece)
-            assert piece.labels is not None
-            residual = label_residuals(
-                probabilities(recording.logits, evaluation.beta), piece.labels.to(session.device)
-            )
-            with session.computing():
-                yield (
-                    piece,
-                    whitened_gradients(session, evaluation.factors, evaluation.weights, recording, piece, residual),
-                )
+def _whitened(evaluation: Evaluation, microbatch: Microbatch) -> Iterator[tuple[str, Tensor]]:
+    """Whitened gradients [B, P] of the given labels, block by block."""
+    assert microbatch.batch.labels is not None
+    residual = label_residuals(microbatch.probability, microbatch.batch.labels.to(microbatch.logits.device))
+    return whitened_gradients(evaluation.factors, evaluation.weights, microbatch.recording, residual)
 
 
 def _rows(strongest: _Strongest, role: str, first_query: int) -> pd.DataFrame:

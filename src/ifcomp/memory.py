@@ -1,16 +1,20 @@
-"""How much memory there is, how much may be used, and how sizes are written."""
+"""Memory: sizes as text, available memory and measured peaks."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ifcomp.errors import MemoryLimitError, SettingError
+from ifcomp.errors import SettingError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -36,7 +40,7 @@ def as_bytes(max_memory: int | str | None) -> int | None:
 
 
 def as_text(size: float) -> str:
-    """Bytes for people: ``1.5 GB``."""
+    """Format bytes: ``1.5 GB``."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:,.1f} {unit}"
@@ -44,7 +48,7 @@ def as_text(size: float) -> str:
 
 
 def available(device: torch.device) -> int | None:
-    """Bytes that could be had on a device now without harm to others, as far as the system says."""
+    """Bytes of free memory on a device, if the system reports them."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     known = [size for size in (_system(), _container()) if size is not None]
@@ -58,12 +62,12 @@ def _system() -> int | None:
         return int(found[1]) * 1024
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not every system knows
+    except (AttributeError, OSError, ValueError):
         return None
 
 
 def _container() -> int | None:
-    """What the control group of a container has left."""
+    """Free memory of the control group of a container."""
     try:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
         return max(0, int(limit) - int(used))
@@ -71,65 +75,71 @@ def _container() -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a step may hold.
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that operations allocate inside the context, until they are freed.
 
     Attributes:
-        limit: Bytes in all, or None for no limit but a sensible size.
-        held: Bytes that it holds whatever the size of a piece: factors and accumulators.
+        current: Live bytes.
+        peak: Largest number of live bytes so far.
     """
 
-    limit: int | None = None
-    held: int = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
 
-    def room(self, sensible: int) -> int:
-        """Bytes for a piece: a sensible size without a limit."""
-        return sensible if self.limit is None else self.limit - self.held
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_key(value) for value in tree_leaves((args, kwargs)) if _is_strided(value)}
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if _is_strided(value) and _key(value) not in given:  # not a view
+                self._add(value.untyped_storage())
+        return result
 
-    def plan(
-        self, holds: Callable[[int, int], int], examples: int, cotangents: int, sensible: int, together: bool
-    ) -> tuple[int, int]:
-        """The most examples, and then cotangents, that can be worked on at once.
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known and self._known[key]() is not None:
+            return
+        self._known[key] = weakref.ref(storage, lambda _: self._remove(key, size))
+        self.current += size
+        self.peak = max(self.peak, self.current)
 
-        Args:
-            holds: Bytes for so many examples and cotangents.
-            examples: More are not there.
-            cotangents: More are not wanted.
-            sensible: Bytes to aim at without a limit; a single example may take more.
-            together: Whether all cotangents are needed at once.
-
-        Raises:
-            MemoryLimitError: If one example, with one cotangent if that will do, does not fit; says what would.
-        """
-        room = self.room(sensible)
-        if holds(1, cotangents) > room and self.limit is not None:
-            fewest = cotangents if together else 1
-            cotangents = most(lambda count: holds(1, count) <= room, fewest, cotangents)
-            if holds(1, cotangents) > room:
-                least = self.held + holds(1, fewest)
-                raise MemoryLimitError(
-                    f"max_memory is {as_text(self.limit)} ({self.limit:,} bytes), but at least {least:,} bytes "
-                    f"({as_text(least)}) are needed: {as_text(self.held)} for the factors and "
-                    f"{as_text(least - self.held)} for one example. Allow more, or cover fewer layers with layers=."
-                )
-        return most(lambda count: holds(count, cotangents) <= room, 1, max(1, examples)), cotangents
+    def _remove(self, key: int, size: int) -> None:
+        self.current -= size
+        self._known.pop(key, None)
 
 
-NO_LIMIT = Budget()
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
-def most(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number from low to high that fits; low if none does."""
-    if fits(high):  # as a rule
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def _key(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
-def even_size(total: int, largest: int) -> int:
-    """The size of as few and as equal parts of a total as can be, with none larger than ``largest`` (or 1)."""
-    parts = -(-total // max(1, largest))
+class Peak:
+    """Peak bytes of a measured context; `size` is set when it ends."""
+
+    size: int = 0
+
+
+@contextmanager
+def measured_peak(device: torch.device) -> Iterator[Peak]:
+    """Measure the peak of tensor memory inside the context, beyond what was allocated before."""
+    peak = Peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        peak.size = torch.cuda.max_memory_allocated(device) - before
+        return
+    tracker = LiveBytes()
+    with tracker:
+        yield peak
+    peak.size = tracker.peak
+
+
+def even_size(total: int, maximum: int) -> int:
+    """The size of the fewest equal parts of a total that are at most ``maximum`` (or 1)."""
+    parts = -(-total // max(1, maximum))
     return -(-total // max(1, parts))

@@ -1,4 +1,4 @@
-"""`IFComp`: the thin object over inventory, curvature, influence and complexity."""
+"""`IFComp`: the public object. It validates, delegates and keeps state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -18,11 +18,8 @@ from torch import Tensor, nn
 
 from ifcomp._version import __version__
 from ifcomp.complexity import pnml_distribution
-from ifcomp.curvature.eigen import STAGES, eigenbases
-from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping, check_finite
+from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
-from ifcomp.curvature.holdings import check_factors, check_pieces, checkpoint_bytes, factor_shapes
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.data.batches import (
     Batch,
     as_batch,
@@ -35,36 +32,38 @@ from ifcomp.data.batches import (
 )
 from ifcomp.distributed import gather_rows, own_slices, ranks
 from ifcomp.errors import (
-    DataError,
     EmptyDataError,
     FingerprintError,
     IfcompWarning,
-    LengthChangedError,
     ModelError,
     NotFittedError,
     SettingError,
     StorageError,
 )
 from ifcomp.explanation import Explanation, explain
-from ifcomp.influence.weights import invert
-from ifcomp.io import factor_files as storage
+from ifcomp.fitting import fit_factors
+from ifcomp.io import factor_files
 from ifcomp.io.checkpoints import UNSAVED, Checkpoint
-from ifcomp.layers.block import Layout
-from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
+from ifcomp.layers.coverage import Coverage
+from ifcomp.layers.inventory import take_inventory
+from ifcomp.layers.layout import Layout
+from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
-from ifcomp.layers.session import Session, working_dtype
-from ifcomp.layers.wrappers import listed, unwrapped
-from ifcomp.memory import as_bytes, available
+from ifcomp.layers.verification import verified_recorder
+from ifcomp.layers.wrappers import unwrapped
+from ifcomp.memory import as_bytes
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
     ROW_BYTES,
     ROWS,
     Evaluation,
+    Microbatch,
     ScoreOptions,
-    finite,
-    influences,
-    pieces,
+    build_evaluation,
+    evaluate,
+    label_influence,
+    logit_kernel,
     score_columns,
     score_key,
 )
@@ -106,7 +105,7 @@ class IFComp:
         seed: int = 0,
         skip_uncovered: bool = False,
     ) -> None:
-        """Take stock of a model; it is never changed.
+        """Inspect the model's layers. The model is not modified.
 
         Args:
             model: Returns logits [B, K], or an object with ``.logits``. What ``torch.compile``, ``DataParallel`` and
@@ -131,9 +130,9 @@ class IFComp:
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
         self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
-        complete = take_inventory(model, self._selection)
-        self._inventory = restrict(complete, self._selection.layers, complete)
-        self._session: Session | None = None
+        self._inventory = take_inventory(model, self._selection)
+        self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
+        self._recorder: Recorder | None = None
         self._fingerprint: dict[str, str] = {}
         self._layouts: Mapping[str, Layout] = {}
         self._checksums: list[tuple[int, int, complex]] = []
@@ -149,7 +148,12 @@ class IFComp:
         """Which parameters are covered and how. After `fit` as checked on the data, with the health of every layer at
         the predictor's damping: a `FittedCoverage`.
         """
-        coverage = (self._session.inventory if self._session else self._inventory).coverage
+        if self._recorder is not None:
+            coverage = self._recorder.inventory.coverage
+        elif self.factors is not None:
+            coverage = self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
+        else:
+            coverage = self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
         return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
 
     def fit(
@@ -183,8 +187,7 @@ class IFComp:
         """``IF_beta(x, y)`` of every label (eq. bif), [B, K]. Cost: 1 + 2K forward passes."""
         batch = as_batch(x)
         evaluation = self._evaluation(batch, damping)
-        with evaluation.session.attached():
-            return torch.cat([found for _, found in influences(evaluation, [batch])])
+        return torch.cat(list(evaluate(evaluation, [batch], evaluation.factors.num_classes, label_influence)))
 
     def logit_kernel(self, x: Any, *, damping: Damping | None = None) -> Tensor:
         """``M(x) = J (G + damping)^-1 J^T`` in beta-free units, [B, K, K].
@@ -194,14 +197,7 @@ class IFComp:
         """
         batch = as_batch(x)
         evaluation = self._evaluation(batch, damping)
-        kernels = []
-        with evaluation.session.attached():
-            for piece in pieces(evaluation, [batch], evaluation.factors.num_classes, together=True):
-                size, classes = piece.logits.shape
-                axes = torch.eye(classes, dtype=torch.float64, device=piece.logits.device)
-                products = piece.evaluator.products(axes.unsqueeze(1).expand(classes, size, classes))
-                kernels.append(finite(piece, products))
-        return torch.cat(kernels)
+        return torch.cat(list(evaluate(evaluation, [batch], 1, logit_kernel)))
 
     def predict_proba(
         self, x: Any, alpha: float = DEFAULT_ALPHA, *, keep_argmax: bool = False, damping: Damping | None = None
@@ -220,12 +216,13 @@ class IFComp:
         evaluation = self._evaluation(batch, damping)
         if alpha == DEFAULT_ALPHA:
             _warn_of_doubt(alpha, evaluation)
-        with evaluation.session.attached():
-            parts = [
-                pnml_distribution(piece.probability, found, evaluation.factors.count, alpha, keep_argmax)
-                for piece, found in influences(evaluation, [batch])
-            ]
-        return torch.cat(parts)
+        count, classes = evaluation.factors.count, evaluation.factors.num_classes
+
+        def distribution(microbatch: Microbatch) -> Tensor:
+            influence = label_influence(microbatch)
+            return pnml_distribution(microbatch.probability, influence, count, alpha, keep_argmax)
+
+        return torch.cat(list(evaluate(evaluation, [batch], classes, distribution)))
 
     def parametric_complexity(
         self,
@@ -332,7 +329,8 @@ class IFComp:
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
-        evaluation = replace(self._evaluation(first, damping), limit=limit)
+        cached = self._evaluation(first, damping)
+        evaluation = build_evaluation(cached.recorder, cached.factors, cached.damping, limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:
             work = UNSAVED
@@ -391,7 +389,7 @@ class IFComp:
             "relative_damping": relative,
             "layouts": {name: layout.value for name, layout in self._layouts.items()},
         }
-        storage.save(path, storage.Stored(self._fitted, self._fingerprint, options, __version__))
+        factor_files.save(path, factor_files.Stored(self._fitted, self._fingerprint, options, __version__))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -401,8 +399,8 @@ class IFComp:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model; says what differs.
         """
-        stored, model = storage.load(path), unwrapped(model)
-        storage.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
+        stored, model = factor_files.load(path), unwrapped(model)
+        factor_files.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
         options, settings = stored.options, stored.factors.settings
         try:
             value = options["damping"]
@@ -450,7 +448,7 @@ class IFComp:
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
         made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
         advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
-        made._receive(factors, storage.fingerprint(model), {}, "The given factors", advice)
+        made._receive(factors, factor_files.fingerprint(model), {}, "The given factors", advice)
         return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
@@ -459,24 +457,33 @@ class IFComp:
         damping = self.damping if damping is None else check_damping(damping)
         if first.size == 0:
             raise EmptyDataError("There is no example to score: the inputs are empty.")
-        if self._session is None:
-            session = Session(self.model, self._selection, first, self._layouts, factors.blocks.keys())
-            if session.num_classes != factors.num_classes:
-                raise FingerprintError(
-                    f"The factors are for {factors.num_classes} classes, but the model has {session.num_classes} "
-                    "logits. Fit again."
-                )
-            self._session = session
-        with self._session.computing():
-            kept = self._evaluated
-            if kept is None or kept.session is not self._session or (kept.factors, kept.damping) != (factors, damping):
-                weights = invert(factors, damping, self._session.blocks)
-                self._evaluated = kept = Evaluation(self._session, factors, weights, damping)
+        if self._recorder is None:
+            self._recorder = self._loaded_recorder(factors, first)
+        kept = self._evaluated
+        if kept is None or kept.recorder is not self._recorder or (kept.factors, kept.damping) != (factors, damping):
+            self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
         return kept
+
+    def _loaded_recorder(self, factors: Factors, first: Batch) -> Recorder:
+        """Verify the model for factors that were not fitted in this process."""
+        names = factors.blocks.keys()
+        inventory = self._inventory.demote_to(names).keep(names)
+        recorder = verified_recorder(self.model, inventory, first, likely=self._layouts)
+        if recorder.num_classes != factors.num_classes:
+            raise FingerprintError(
+                f"The factors are for {factors.num_classes} classes, but the model has {recorder.num_classes} "
+                "logits. Fit again."
+            )
+        changed = names - {block.name for block in recorder.blocks}
+        if changed:
+            raise FingerprintError(
+                f"Layers do not run as they did when the factors were fitted: {', '.join(sorted(changed))}. Fit again."
+            )
+        return recorder
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
-        return score_columns(evaluation, [batch], options)[name].to(evaluation.session.device, torch.float64)
+        return score_columns(evaluation, [batch], options)[name].to(evaluation.recorder.device, torch.float64)
 
     @property
     def _fitted(self) -> Factors:
@@ -484,7 +491,7 @@ class IFComp:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
         checksums = _checksums(self.model)
         if checksums != self._checksums:
-            storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+            factor_files.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
                 self._checksums = checksums  # written to, but with what was there, as instance norm does on torch 2.4
                 return self.factors
@@ -495,9 +502,8 @@ class IFComp:
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
         """Adopt factors that were not fitted just now, on the model's device, once they are seen to fit the model."""
-        self._inventory, _ = with_known(self.model, self._selection, factors.blocks.keys())
         self._check_shapes(factors, what, advice)
-        self._session = None
+        self._recorder = None
         self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
 
     def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
@@ -506,13 +512,14 @@ class IFComp:
 
     def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
         """Raise FingerprintError unless the factors are just those of the model's blocks, in the right shapes."""
-        needed = {block.name: factor_shapes(block) for block in self._inventory.blocks}
+        inventory = self._inventory.demote_to(factors.blocks)
+        needed = {block.name: block.factor_shapes for block in inventory.blocks if block.name in factors.blocks}
         found = {name: block.shapes for name, block in factors.blocks.items()}
         lacking: set[str] = set()
         if self._selection.layers is None:
-            complete = take_inventory(self.model, self._selection).blocks
-            covered = {name for block in self._inventory.blocks for name in block.parameters}
-            lacking = {name for block in complete for name in block.parameters} - covered
+            lacking = {
+                name for block in inventory.blocks if block.name not in factors.blocks for name in block.parameters
+            }
         dtype = working_dtype(self.model)
         foreign = {name for name, block in factors.blocks.items() if block.dtypes != {dtype}}
         groups = {
@@ -526,7 +533,6 @@ class IFComp:
             raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
-@dead_workers_named()
 def fit_together(
     predictors: Sequence[IFComp],
     data: Iterable[Any],
@@ -537,7 +543,7 @@ def fit_together(
 ) -> None:
     """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
 
-    Forward passes and input covariances are shared, so that a grid of betas costs little more than its backwards.
+    Forward passes and input covariances are shared, so a grid of betas costs little more than its backward passes.
 
     Args:
         predictors: Of the same model, with the same layers and ``sua``.
@@ -549,57 +555,21 @@ def fit_together(
     lead = predictors[0]
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
-    if isinstance(data, Iterator):
-        raise DataError(
-            "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
-            "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
-        )
-    check_data(data)
-    if checkpoint is not None:
-        check_order(data)
-    settings, limit = [predictor.settings for predictor in predictors], as_bytes(max_memory)
-    item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
-    check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
-    progress = progress if ranks().rank == 0 else False
-    if new := untouched_norms(lead.model):
-        warnings.warn(
-            f"The running statistics of {listed(new)} are those of a new layer, mean 0 and variance 1: the model "
-            "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
-            "data through the model in train mode first.",
-            IfcompWarning,
-            stacklevel=4,
-        )
-    with torch.inference_mode(False), ExitStack() as stack:
-        batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
-        first = next(batches, None)
-        if first is None:
-            raise EmptyDataError("fit needs at least one example, but the data is empty.")
-        for predictor in predictors:
-            if predictor._session is not None:
-                predictor._session.release()  # what its calls have kept
-        session = Session(lead.model, lead._selection, first)
-        check_pieces(session, first, settings, limit)
-        work = UNSAVED
-        if checkpoint is not None:
-            size = checkpoint_bytes(session.blocks, item_bytes, len(settings))
-            work = stack.enter_context(checkpoint.work(_fit_key(predictors, session, limit), STAGES, size))
-        batches = work.over(itertools.chain([first], batches))
-        covariances = fit_covariances(session, own_slices(batches), settings, limit, work)
-        seen, bases = covariances[0].count, eigenbases(covariances, work)
-        del covariances  # before the second pass needs room
-        again = work.over(as_batches(track(data, "pass 2 of 2: second moments", progress)))
-        fits = fit_second_moments(session, own_slices(again), settings, bases, limit, work, seen)
-    if fits[0].count != seen:
-        raise LengthChangedError(
-            f"The first pass saw {seen} examples, the second {fits[0].count}. The data must give the "
-            "same examples each time it is iterated."
-        )
-    fingerprint = storage.fingerprint(lead.model)
-    for factors in fits:
-        check_finite(factors)
+    fingerprint = factor_files.fingerprint(lead.model)
+    recorder, fits = fit_factors(
+        lead.model,
+        lead._inventory,
+        lead._selection,
+        [predictor.settings for predictor in predictors],
+        data,
+        fingerprint=_short(fingerprint),
+        limit=as_bytes(max_memory),
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     for predictor, factors in zip(predictors, fits, strict=True):
-        predictor._session = session
-        predictor._adopt(factors, fingerprint, session.layouts)
+        predictor._recorder = recorder
+        predictor._adopt(factors, fingerprint, recorder.layouts)
 
 
 def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
@@ -614,20 +584,6 @@ def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
             IfcompWarning,
             stacklevel=3,
         )
-
-
-def _fit_key(predictors: Sequence[IFComp], session: Session, limit: int | None) -> dict[str, Any]:
-    """What the result of a fit depends on besides the data, in words and plain JSON."""
-    return {
-        "work": "fit",
-        "model": _short(storage.fingerprint(predictors[0].model)),
-        "settings": [asdict(predictor.settings) for predictor in predictors],
-        "selection": asdict(predictors[0]._selection),
-        "device": str(session.device),
-        "autocast": session.autocast,
-        "max_memory": limit,
-        "version": __version__,
-    }
 
 
 def _short(fingerprint: Mapping[str, str]) -> str:

@@ -1,11 +1,11 @@
-"""Run data through the model and turn influence into rows: what `IFComp` does for every scoring call."""
+"""Run data through the recorded model and turn influence into columns of scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,35 +13,44 @@ from torch import Tensor
 from ifcomp import complexity
 from ifcomp.curvature.factors import Damping, Factors, check_number
 from ifcomp.curvature.labels import pair_cotangents, probabilities
+from ifcomp.curvature.sizes import factor_bytes
 from ifcomp.data.batches import Batch
 from ifcomp.errors import DataError, NonFiniteError, SettingError
-from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
-from ifcomp.influence.weights import Weights
+from ifcomp.influence.weights import Weights, invert
 from ifcomp.io.checkpoints import UNSAVED, Work, digest
-from ifcomp.layers.session import Session
-from ifcomp.memory import Budget
+from ifcomp.layers.recorder import Recorder
+from ifcomp.layers.recording import Recording
+from ifcomp.microbatches import LabelUse, Microbatches, check_batch
 from ifcomp.scores import DESCRIPTIONS
 
-#: What scoring does, as checkpoints call it.
+T = TypeVar("T")
+
+#: The stage of scoring, as checkpoints name it.
 ROWS = "rows"
 
-#: Bytes of a row, at most.
+#: Largest number of bytes per row.
 ROW_BYTES = 8 * len(DESCRIPTIONS)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Fitted curvature, inverted with one damping, and the model it belongs to; ``limit`` is what may be held, in
-    bytes.
+    """A recorded model with its fitted curvature, inverted with one damping.
+
+    Attributes:
+        recorder: Records the model.
+        factors: Its curvature.
+        weights: Inverse curvature by block.
+        damping: Added to the curvature.
+        microbatches: Splits batches into microbatches.
     """
 
-    session: Session
+    recorder: Recorder
     factors: Factors
     weights: Mapping[str, Weights]
     damping: Damping
-    limit: int | None = None
+    microbatches: Microbatches
 
     @property
     def beta(self) -> float:
@@ -50,18 +59,133 @@ class Evaluation:
 
     @cached_property
     def effective_parameters(self) -> float:
-        """Expected influence of the average training example."""
+        """Mean expected influence of the training examples."""
         return self.factors.effective_parameters(self.damping)
 
 
+def build_evaluation(recorder: Recorder, factors: Factors, damping: Damping, limit: int | None = None) -> Evaluation:
+    """Invert the curvature.
+
+    Args:
+        recorder: Records the model.
+        factors: Its curvature.
+        damping: Added to the curvature.
+        limit: Bytes that tensors may take beside model and data.
+    """
+    with recorder.computing():
+        weights = invert(factors, damping)
+    inverse_bytes = sum(block.values.nbytes for block in weights.values())
+    held = factor_bytes(recorder.blocks, recorder.dtype.itemsize) + inverse_bytes
+    return Evaluation(recorder, factors, weights, damping, Microbatches(recorder.device, limit=limit, held=held))
+
+
 @dataclass(frozen=True)
-class Piece:
-    """A recorded part of a batch: logits [B, K], ``p`` at beta [B, K] in float64, and what evaluates forms."""
+class Microbatch:
+    """A recorded microbatch.
+
+    Attributes:
+        batch: The examples.
+        logits: [B, K].
+        probability: ``softmax(beta * logits)`` in float64, [B, K].
+        recording: The forward pass.
+        evaluator: Evaluates quadratic and bilinear forms.
+    """
 
     batch: Batch
     logits: Tensor
     probability: Tensor
+    recording: Recording
     evaluator: FormEvaluator
+
+    def check_finite(self, values: Tensor) -> Tensor:
+        """Return results [B, ...], or raise NonFiniteError if they overflowed."""
+        wrong = ~values.flatten(1).isfinite().all(1)
+        if wrong.any():
+            raise NonFiniteError(
+                f"{self.batch.where}: the influence of {self.batch.example(wrong)} of the batch overflowed: the input "
+                "is too far from the training data. Scale the inputs, raise the damping, use model.double(), or leave "
+                "the example out."
+            )
+        return values
+
+
+def evaluate(
+    evaluation: Evaluation,
+    batches: Iterable[Batch],
+    cotangents: int,
+    step: Callable[[Microbatch], T],
+    labels: LabelUse = "optional",
+) -> Iterator[T]:
+    """Record every batch in microbatches and run a step on each.
+
+    Args:
+        evaluation: The recorded model and its curvature.
+        batches: The data.
+        cotangents: Number of cotangents per example.
+        step: Receives a recorded microbatch.
+        labels: Whether labels are needed.
+
+    Yields:
+        The results of the step, in the order of the data.
+    """
+    recorder, factors = evaluation.recorder, evaluation.factors
+
+    def record(batch: Batch, at_once: int) -> T:
+        recording = recorder.record(batch)
+        with recorder.computing():
+            evaluator = FormEvaluator(factors, evaluation.weights, recording, at_once, cotangents)
+            logits = recording.logits.detach()
+            return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
+
+    with recorder.attached():
+        for batch in batches:
+            checked = check_batch(batch, factors.num_classes, labels)
+            yield from evaluation.microbatches.run(checked, cotangents, record)
+
+
+def label_influence(microbatch: Microbatch) -> Tensor:
+    """Influence of every label (eq. bif), [B, K]."""
+    return microbatch.check_finite(microbatch.evaluator.labels(microbatch.probability))
+
+
+def logit_kernel(microbatch: Microbatch) -> Tensor:
+    """The logit kernel M, [B, K, K]."""
+    size, classes = microbatch.logits.shape
+    axes = torch.eye(classes, dtype=torch.float64, device=microbatch.logits.device)
+    cotangents = axes.unsqueeze(1).expand(classes, size, classes)
+    return microbatch.check_finite(microbatch.evaluator.bilinear(cotangents))
+
+
+@dataclass(frozen=True)
+class ExpectedInfluence:
+    """Expected influence of a microbatch.
+
+    Attributes:
+        value: E[IF], [B].
+        influence: Influence of every label, [B, K]; None if E[IF] is estimated from probes.
+        error: Standard error of an estimate, [B]; None if it is exact or from a single probe.
+    """
+
+    value: Tensor
+    influence: Tensor | None = None
+    error: Tensor | None = None
+
+
+def expected_influence(microbatch: Microbatch, probes: int | None, seed: int) -> ExpectedInfluence:
+    """E[IF] from all labels, or from random probes.
+
+    Args:
+        microbatch: The recorded examples.
+        probes: Number of probes; None evaluates all labels.
+        seed: Seed of the probes.
+    """
+    if probes is None:
+        influence = label_influence(microbatch)
+        return ExpectedInfluence(complexity.expected_influence(microbatch.probability, influence), influence)
+    cotangents = probe_cotangents(microbatch.probability, probes, seed)
+    forms = microbatch.check_finite(microbatch.evaluator.quadratic(cotangents))
+    error = standard_error(forms, microbatch.logits.shape[1]) if probes > 1 else None
+    return ExpectedInfluence(forms.sum(1), error=error)
 
 
 @dataclass(frozen=True)
@@ -75,208 +199,146 @@ class ScoreOptions:
     capped: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Validate the options."""
         check_number("alpha", self.alpha)
         if self.probes is not None and not self.seen:
             raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
         if self.capped and (self.linearized or self.probes is not None):
             given = "linearized=True" if self.linearized else f"probes={self.probes}"
             raise SettingError(
-                f"capped=True needs every label's probability in hindsight, which {given} does not give. Leave one out."
+                f"capped=True needs the hindsight probability of every label, which {given} does not give. Leave one "
+                "out."
             )
 
 
-def pieces(
-    evaluation: Evaluation, batches: Iterable[Batch], cotangents: int, together: bool = False
-) -> Iterator[Piece]:
-    """Record every batch in pieces that fit in memory; inside ``session.attached``.
-
-    What a piece evaluates is gone when the next is asked for.
-
-    Args:
-        evaluation: Fitted curvature.
-        batches: The data.
-        cotangents: How many there will be for each example.
-        together: Whether they are needed all at once.
-    """
-    session = evaluation.session
-    budget = Budget(evaluation.limit, weight_bytes(session))
-    holds = partial(form_bytes, session, evaluation.weights, cotangents)
-    for part, at_once in session.pieces(batches, cotangents, "optional", budget=budget, holds=holds, together=together):
-        piece = _piece(evaluation, part, at_once)
-        yield piece
-        piece.evaluator.release()
-
-
-def _piece(evaluation: Evaluation, part: Batch, at_once: int) -> Piece:
-    session = evaluation.session
-    recording = session.record(part)
-    evaluator = FormEvaluator(session, evaluation.factors, evaluation.weights, recording, part, at_once)
-    return Piece(part, recording.logits.detach(), probabilities(recording.logits, evaluation.beta), evaluator)
-
-
-def influences(evaluation: Evaluation, batches: Iterable[Batch]) -> Iterator[tuple[Piece, Tensor]]:
-    """Every piece with the influence [B, K] of every label."""
-    for piece in pieces(evaluation, batches, evaluation.factors.num_classes):
-        yield piece, finite(piece, piece.evaluator.label_forms(piece.probability))
-
-
-def finite(piece: Piece, values: Tensor) -> Tensor:
-    """Return what was evaluated for a piece, [B, ...], or raise NonFiniteError if it overflows."""
-    wrong = ~values.flatten(1).isfinite().all(1)
-    if wrong.any():
-        raise NonFiniteError(
-            f"{piece.batch.where}: the influence of {piece.batch.example(wrong)} of the batch overflows, so far is it "
-            "from the training data. Scale the inputs, raise the damping, use model.double(), or leave the example out."
-        )
-    return values
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Expected influence of a piece.
-
-    Attributes:
-        value: E[IF], [B].
-        influence: What it comes from, [B, K]; None if it is estimated from probes.
-        error: Standard error of an estimate, [B]; None where there is none, or it is from a single probe.
-    """
-
-    value: Tensor
-    influence: Tensor | None = None
-    error: Tensor | None = None
-
-
-def expected_influences(
-    evaluation: Evaluation, batches: Iterable[Batch], probes: int | None
-) -> Iterator[tuple[Piece, Expected]]:
-    """Every piece with its E[IF], exact or from probes."""
-    if probes is None:
-        for piece, influence in influences(evaluation, batches):
-            yield piece, Expected(complexity.expected_influence(piece.probability, influence), influence)
-        return
-    classes = evaluation.factors.num_classes
-    check_probes(probes, classes)
-    for piece in pieces(evaluation, batches, probes):
-        cotangents = probe_cotangents(piece.probability, probes, evaluation.factors.settings.seed)
-        forms = finite(piece, piece.evaluator.forms(cotangents))
-        yield piece, Expected(forms.sum(1), error=standard_error(forms, classes) if probes > 1 else None)
-
-
 def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
-    """What scores depend on besides the model and the data, in words and plain JSON."""
+    """Everything but the model and the data that scores depend on, as plain JSON."""
     blocks = evaluation.factors.blocks.values()
     bases = [(block.basis.inputs, block.basis.outputs) for block in blocks if block.basis is not None]
-    parts = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
+    tensors = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
     return {
         "work": "score",
-        "fit": digest(part for part in parts if part is not None)[:16],
+        "fit": digest(tensor for tensor in tensors if tensor is not None)[:16],
         "settings": asdict(evaluation.factors.settings),
         "options": asdict(options),
         "damping": repr(evaluation.damping),
-        "device": str(evaluation.session.device),
-        "autocast": evaluation.session.autocast,
-        "max_memory": evaluation.limit,
+        "device": str(evaluation.recorder.device),
+        "autocast": evaluation.recorder.autocast,
+        "max_memory": evaluation.microbatches.limit,
     }
 
 
 def score_columns(
     evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
 ) -> dict[str, Tensor]:
-    """Every column of `ScoreTable` by name, with a number an example; none without examples. ``work`` saves rows."""
-    typical = evaluation.effective_parameters or 1.0
+    """Columns of `ScoreTable` by name, with one row per example; empty without examples.
+
+    Args:
+        evaluation: The recorded model and its curvature.
+        batches: The data.
+        options: How codelengths are formed.
+        work: Saves rows from time to time.
+    """
+    classes = evaluation.factors.num_classes
+    if options.probes is not None:
+        check_probes(options.probes, classes)
     parts: list[dict[str, Tensor]] = []
 
     def joined() -> dict[str, Tensor]:
-        parts[:] = [_joined(parts)] if parts else []
+        parts[:] = [_join(parts)] if parts else []
         return parts[0] if parts else {}
 
     saved = work.enter(
         ROWS, lambda: {f"{place:03}/{name}": value for place, (name, value) in enumerate(joined().items())}
     )
     if saved:
-        parts.append({key.split("/", 1)[1]: saved[key] for key in sorted(saved)})  # columns in their order
-    with evaluation.session.attached():
-        for piece, expected in expected_influences(evaluation, batches, options.probes):
-            log_probability = torch.log_softmax(evaluation.beta * piece.logits.double(), 1)
-            columns = _input_columns(piece, expected, log_probability, typical, evaluation.factors.count, options)
-            if piece.batch.labels is not None:
-                parametric = columns["parametric_complexity"]
-                columns |= _label_columns(
-                    piece, parametric, expected.influence, log_probability, typical, evaluation, options
-                )
-            index = torch.arange(piece.batch.position, piece.batch.position + piece.batch.size, device="cpu")
-            _append(parts, {"index": index} | {name: value.detach().cpu() for name, value in columns.items()})
+        parts.append({key.split("/", 1)[1]: saved[key] for key in sorted(saved)})
+    step = partial(_columns, evaluation, options)
+    for columns in evaluate(evaluation, batches, options.probes or classes, step):
+        _append(parts, columns)
     return joined()
 
 
 def _append(parts: list[dict[str, Tensor]], part: dict[str, Tensor]) -> None:
-    """Add rows, and join them with parts before them that are no larger: few are left, each larger than the next.
-
-    Small tensors that stay lie between the large ones of every batch, and memory that these leave cannot be used again.
-    """
+    """Append rows and join parts of similar size, so that few tensors stay between those of later batches."""
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]["index"]) <= len(parts[-1]["index"]):
-        parts[-2:] = [_joined(parts[-2:])]
+        parts[-2:] = [_join(parts[-2:])]
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _join(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     if any(part.keys() != parts[0].keys() for part in parts):
         raise DataError("Some batches have labels and others have none. Give labels for all or for none.")
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def _columns(evaluation: Evaluation, options: ScoreOptions, microbatch: Microbatch) -> dict[str, Tensor]:
+    """All columns of a microbatch, on the CPU."""
+    batch = microbatch.batch
+    expected = expected_influence(microbatch, options.probes, evaluation.factors.settings.seed)
+    log_probability = torch.log_softmax(evaluation.beta * microbatch.logits.double(), 1)
+    columns = _input_columns(evaluation, options, microbatch, expected, log_probability)
+    if batch.labels is not None:
+        parametric = columns["parametric_complexity"]
+        columns |= _label_columns(evaluation, options, microbatch, expected, log_probability, parametric)
+    index = torch.arange(batch.position, batch.position + batch.size, device="cpu")
+    return {"index": index} | {name: value.detach().cpu() for name, value in columns.items()}
+
+
 def _input_columns(
-    piece: Piece, expected: Expected, log_probability: Tensor, typical: float, count: int, options: ScoreOptions
+    evaluation: Evaluation,
+    options: ScoreOptions,
+    microbatch: Microbatch,
+    expected: ExpectedInfluence,
+    log_probability: Tensor,
 ) -> dict[str, Tensor]:
-    top = piece.probability.max(1)
-    error = {} if expected.error is None else {"expected_influence_error": expected.error}
+    """Columns that need no labels."""
+    count, mean_influence = evaluation.factors.count, evaluation.effective_parameters or 1.0
+    probability, influence = microbatch.probability, expected.influence
     parametric = complexity.parametric_complexity(expected.value, count, options.alpha, options.linearized)
-    bounded = {}
-    if expected.influence is not None:
-        bounded["bounded_complexity"] = complexity.bounded_complexity(log_probability, expected.influence, typical)
-        if options.capped:
-            parametric = complexity.capped_complexity(piece.probability, expected.influence, count, options.alpha)
-    return {
-        "prediction": piece.logits.argmax(1),
-        "confidence": top.values,
+    if options.capped and influence is not None:
+        parametric = complexity.capped_complexity(probability, influence, count, options.alpha)
+    columns = {
+        "prediction": microbatch.logits.argmax(1),
+        "confidence": probability.max(1).values,
         "expected_influence": expected.value,
-        **error,
-        "parametric_complexity": parametric,
-        **bounded,
-        "surprise": expected.value / typical,
     }
+    if expected.error is not None:
+        columns["expected_influence_error"] = expected.error
+    columns["parametric_complexity"] = parametric
+    if influence is not None:
+        columns["bounded_complexity"] = complexity.bounded_complexity(log_probability, influence, mean_influence)
+    columns["surprise"] = expected.value / mean_influence
+    return columns
 
 
 def _label_columns(
-    piece: Piece,
-    parametric: Tensor,
-    influence: Tensor | None,
-    log_probability: Tensor,
-    typical: float,
     evaluation: Evaluation,
     options: ScoreOptions,
+    microbatch: Microbatch,
+    expected: ExpectedInfluence,
+    log_probability: Tensor,
+    parametric: Tensor,
 ) -> dict[str, Tensor]:
-    factors = evaluation.factors
-    assert piece.batch.labels is not None
-    labels = piece.batch.labels.to(parametric.device)
-    error = complexity.codelength(log_probability, labels)
-    others = piece.logits.scatter(1, labels.unsqueeze(1), -torch.inf)
-    suggested = others.argmax(1)
+    """Columns of the given labels."""
+    factors, mean_influence = evaluation.factors, evaluation.effective_parameters or 1.0
+    assert microbatch.batch.labels is not None
+    labels = microbatch.batch.labels.to(parametric.device)
+    suggested = microbatch.logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
+    error, suggested_error = (complexity.codelength(log_probability, chosen) for chosen in (labels, suggested))
+    contrast = microbatch.evaluator.quadratic(pair_cotangents(labels, suggested, factors.num_classes)).squeeze(1)
     columns = {
         "label": labels,
         "label_probability": (-error).exp(),
         "suggested_label": suggested,
-        "suggested_probability": piece.probability.gather(1, suggested.unsqueeze(1)).squeeze(1),
+        "suggested_probability": microbatch.probability.gather(1, suggested.unsqueeze(1)).squeeze(1),
         "error": error,
+        "label_complexity": complexity.label_complexity(error, suggested_error, contrast, mean_influence),
     }
-    suggested_error = complexity.codelength(log_probability, suggested)
-    contrast = piece.evaluator.forms(pair_cotangents(labels, suggested, factors.num_classes)).squeeze(1)
-    columns["label_complexity"] = complexity.label_complexity(error, suggested_error, contrast, typical)
     regret = None
-    if influence is not None:
-        own = influence.gather(1, labels.unsqueeze(1)).squeeze(1)
-        regret = complexity.regret(own, factors.count, options.alpha, options.linearized)
-        columns |= {"influence": own, "regret": regret}
+    if expected.influence is not None:
+        influence = expected.influence.gather(1, labels.unsqueeze(1)).squeeze(1)
+        regret = complexity.regret(influence, factors.count, options.alpha, options.linearized)
+        columns |= {"influence": influence, "regret": regret}
     hindsight = None if options.seen else regret
     return columns | {"stochastic_complexity": complexity.stochastic_complexity(error, parametric, hindsight)}

@@ -5,13 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from ifcomp.curvature.rotation import (
+    RotationPlan,
+    apply_basis,
+    rotated_columns,
+    rotated_slabs,
+    sum_equal_indices,
+    turn_rows,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
 from blocks import Recorded, kronecker
+from ifcomp.blocks.block import Basis
 from ifcomp.curvature import rotation
 from ifcomp.curvature.factors import (
-    Basis,
     BlockFactors,
     Covariance,
     Covariances,
@@ -33,14 +41,6 @@ from ifcomp.curvature.labels import (
     pair_cotangents,
     probabilities,
     sample_labels,
-)
-from ifcomp.curvature.rotation import (
-    RotationPlan,
-    apply_basis,
-    rotated_columns,
-    rotated_slabs,
-    sum_equal_indices,
-    turn_rows,
 )
 from ifcomp.errors import MergeError, NonFiniteError, SettingError
 from ifcomp.layers.inventory import Coverage

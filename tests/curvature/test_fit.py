@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from scipy import stats
 from torch import Tensor, nn
 
@@ -32,11 +33,11 @@ from comparison import (
     oracle_blocks,
 )
 from ifcomp import IFComp
+from ifcomp.blocks.block import Basis
 from ifcomp.curvature import labels as label_module
 from ifcomp.curvature.eigen import eigenbases, eigenvectors
-from ifcomp.curvature.factors import Basis, Covariance, Covariances, Factors, FitSettings
+from ifcomp.curvature.factors import Covariance, Covariances, Factors, FitSettings
 from ifcomp.curvature.labels import sample_labels, squared_residuals
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments
 from ifcomp.data.batches import Batch, as_batch
 from ifcomp.errors import MergeError, NonFiniteError, SettingError
 from ifcomp.predictor import fit_together

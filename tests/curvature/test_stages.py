@@ -5,18 +5,19 @@ from functools import partial
 
 import pytest
 import torch
+from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.layers.session import Footprint
 from torch import Tensor, nn
 
 from cases import seeded
 from comparison import assert_same
 from ifcomp import IFComp
+from ifcomp.blocks.block import Basis
 from ifcomp.curvature.eigen import basis_tensors, eigenbases
-from ifcomp.curvature.factors import Basis, Covariance, Covariances, FitSettings, covariance_sums
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.curvature.factors import Covariance, Covariances, FitSettings, covariance_sums
 from ifcomp.data.batches import as_batch
 from ifcomp.errors import CheckpointError, LabelError
 from ifcomp.io.checkpoints import Work
-from ifcomp.layers.session import Footprint
 from ifcomp.memory import Budget
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

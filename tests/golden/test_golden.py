@@ -22,9 +22,14 @@ def test_results_equal_the_reference(golden: Golden) -> None:
         assert_close(value, expected, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("golden", goldens(), ids=lambda golden: golden.name)
+@pytest.mark.parametrize(
+    "golden", [golden for golden in goldens() if "-exact-" in golden.name], ids=lambda golden: golden.name
+)
 def test_influence_of_a_new_fit_equals_the_reference(golden: Golden) -> None:
-    """Eigenvectors of the null space are arbitrary, so factors are not compared."""
+    """Eigenvectors of the null space are arbitrary, so factors are not compared.
+
+    With sampled labels the passes draw different labels, and influence depends on these eigenvectors.
+    """
     rtol = TOLERANCES[next(golden.model.parameters()).dtype]
     expected = EXPECTED[f"{golden.name}/influence_damped"]
-    assert_close(fit(golden).influence(golden.inputs, damping=0.01), expected, rtol=100 * rtol, atol=0)
+    assert_close(fit(golden).influence(golden.inputs, damping=0.01), expected, rtol=rtol, atol=0)

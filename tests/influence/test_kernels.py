@@ -4,6 +4,8 @@ inverse curvature, and layers that some inputs do not reach.
 
 import pytest
 import torch
+from ifcomp.curvature.rotation import plan_rotation
+from ifcomp.layers.block import KroneckerBlock
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -11,11 +13,9 @@ from blocks import Recorded, kronecker
 from cases import LAYER_CASES, seeded
 from comparison import as_type, fitted, oracle_blocks, oracle_influence, oracle_kernel
 from ifcomp import IFComp
+from ifcomp.blocks.block import Basis
 from ifcomp.curvature import rotation
-from ifcomp.curvature.factors import Basis
-from ifcomp.curvature.rotation import plan_rotation
 from ifcomp.influence import kernels
-from ifcomp.layers.block import KroneckerBlock
 
 B, G, C, R, J, T = 5, 2, 3, 4, 2, 3
 BLOCK = kronecker("x", G, R, J)

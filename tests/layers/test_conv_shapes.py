@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from ifcomp.influence.kernels import pair_matrix
+from ifcomp.layers.block import KroneckerBlock
+from ifcomp.layers.conv import conv, unfold
 from torch import Tensor, nn
 
 from cases import Case, normal, seeded, weight
 from comparison import assert_same, dense, dense_moments, fitted, oracle_blocks, oracle_influence
 from ifcomp import IFComp
-from ifcomp.curvature.factors import Basis
-from ifcomp.influence.kernels import pair_matrix
-from ifcomp.layers.block import KroneckerBlock
-from ifcomp.layers.conv import conv, unfold
+from ifcomp.blocks.block import Basis
 from ifcomp.layers.registry import Selection
 from oracles import Convolution, patches
 

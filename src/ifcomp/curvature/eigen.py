@@ -2,92 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ifcomp.curvature.factors import Basis, Covariances, covariance_sums
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.accumulation import CovarianceSums
 from ifcomp.distributed import spread
 from ifcomp.errors import NonFiniteError
-from ifcomp.io.checkpoints import UNSAVED, Work, same_shape
 
 #: Jitter of the retries, relative to the mean of the diagonal.
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
 
+#: Decomposes the covariance of a name; replaced by fits that save their progress.
+Decompose = Callable[[str, Tensor], Tensor]
 
-#: What a fit does, in order, as checkpoints call it.
-STAGES = ("covariances", "eigenvectors", "second moments")
 
+def eigenbases(sums: CovarianceSums, decompose: Decompose | None = None) -> list[dict[str, Basis]]:
+    """Eigenbases of every block, for each of the settings.
 
-def eigenbases(several: Sequence[Covariances], work: Work = UNSAVED) -> list[Mapping[str, Basis]]:
-    """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision.
-
-    Fits that were made together share their input covariances, which are decomposed once. The work is
-    spread over the processes that share it.
+    The decompositions are distributed over the processes.
 
     Args:
-        several: Covariances of fits that were made together.
-        work: Saves them, and the eigenvectors that there are already, now and then.
+        sums: Covariances.
+        decompose: Replaces `eigenvectors`; receives the name of a covariance and the covariance [G, C, C].
     """
-    jobs: dict[int, tuple[Tensor, str]] = {}  # by the identity of the covariance
-    for covariances in several:
-        for name, covariance in covariances.blocks.items():
-            if covariance.inputs is not None:
-                jobs[id(covariance.inputs)] = covariance.inputs, f"the inputs of layer '{name}'"
-            jobs[id(covariance.outputs)] = covariance.outputs, f"the output gradients of layer '{name}'"
-    matrices = [matrix for matrix, _ in jobs.values()]
-    ready: dict[str, Tensor] = {}
-    common = {"examples/0": torch.tensor(several[0].count, device="cpu"), **covariance_sums(several)}
-    saved = work.enter(STAGES[1], lambda: ready, common)
+    matrices = sums.tensors
+    jobs = [partial(decompose or eigenvectors, name, matrix) for name, matrix in matrices.items()]
+    costs = [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices.values()]
+    vectors = dict(zip(matrices, spread(jobs, list(matrices.values()), costs), strict=True))
+    return collect_bases(vectors, len(sums.outputs))
 
-    def decompose(name: str, matrix: Tensor, what: str) -> Tensor:
-        if name in saved:
-            ready[name] = same_shape(name, saved[name], matrix).to(matrix.device)
-        else:
-            ready[name] = eigenvectors(matrix, what)
-            work.tick()
-        return ready[name]
 
-    made = spread(
-        [partial(decompose, f"basis/{number}", *job) for number, job in enumerate(jobs.values())],
-        matrices,
-        [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices],
-    )
-    vectors = dict(zip(jobs, made, strict=True))
-    return [
-        {
-            name: Basis(
-                None if covariance.inputs is None else vectors[id(covariance.inputs)], vectors[id(covariance.outputs)]
-            )
-            for name, covariance in covariances.blocks.items()
-        }
-        for covariances in several
-    ]
+def collect_bases(vectors: Mapping[str, Tensor], settings: int) -> list[dict[str, Basis]]:
+    """Group eigenvectors, named as `CovarianceSums.tensors`, by block for each of the settings."""
+    bases = []
+    for number in range(settings):
+        prefix = f"outputs/{number}/"
+        outputs = {name.removeprefix(prefix): value for name, value in vectors.items() if name.startswith(prefix)}
+        bases.append({name: Basis(vectors.get(f"inputs/{name}"), value) for name, value in outputs.items()})
+    return bases
 
 
 def basis_tensors(bases: Sequence[Mapping[str, Basis]]) -> dict[str, Tensor]:
-    """The tensors of bases that were made together, by name; those that they share once."""
-    tensors = {
-        id(tensor): tensor
-        for blocks in bases
-        for basis in blocks.values()
-        for tensor in (basis.inputs, basis.outputs)
-        if tensor is not None
+    """All eigenvectors, named as `CovarianceSums.tensors`."""
+    inputs = {f"inputs/{name}": basis.inputs for name, basis in bases[0].items() if basis.inputs is not None}
+    return inputs | {
+        f"outputs/{number}/{name}": basis.outputs
+        for number, blocks in enumerate(bases)
+        for name, basis in blocks.items()
     }
-    return {f"basis/{number}": tensor for number, tensor in enumerate(tensors.values())}
 
 
-def eigenvectors(matrices: Tensor, what: str) -> Tensor:
-    """Columns of eigenvectors of symmetric matrices [G, C, C], smallest eigenvalue first.
+def eigenvectors(name: str, matrices: Tensor) -> Tensor:
+    """Eigenvectors of symmetric matrices [G, C, C] in columns, smallest eigenvalue first.
+
+    They are computed in float64 and returned in the precision of the matrices.
+
+    Args:
+        name: Name of the covariance, for messages.
+        matrices: Covariances.
 
     Raises:
-        NonFiniteError: If an entry is not finite, or the decomposition does not converge with jitter either; names
-        ``what``.
+        NonFiniteError: If an entry is not finite, or the decomposition does not converge even with jitter.
     """
     if not matrices.isfinite().all():
-        raise NonFiniteError(f"The covariance of {what} has a NaN or infinite entry. Scale the inputs, or use float64.")
+        raise NonFiniteError(
+            f"The covariance of {_describe(name)} has a NaN or infinite entry. Scale the inputs, or use float64."
+        )
     double = matrices.double()
     scale = double.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
     identity = torch.eye(double.shape[-1], dtype=double.dtype, device=double.device)
@@ -95,9 +79,17 @@ def eigenvectors(matrices: Tensor, what: str) -> Tensor:
         try:
             vectors: Tensor = torch.linalg.eigh(double + jitter * scale * identity).eigenvectors
             return vectors.to(matrices.dtype).contiguous()
-        except RuntimeError:  # what torch raises when LAPACK does not converge
+        except RuntimeError:  # LAPACK did not converge
             continue
     raise NonFiniteError(
-        f"The eigendecomposition of the covariance of {what} does not converge, not even with jitter. Scale the "
-        "inputs, use model.double(), or leave the layer out with layers= or requires_grad_(False)."
+        f"The eigendecomposition of the covariance of {_describe(name)} does not converge, not even with jitter. "
+        "Scale the inputs, use model.double(), or leave the layer out with layers= or requires_grad_(False)."
     )
+
+
+def _describe(name: str) -> str:
+    """A covariance in words, from its name ``inputs/LAYER`` or ``outputs/NUMBER/LAYER``."""
+    side, _, layer = name.partition("/")
+    if side == "inputs":
+        return f"the inputs of layer '{layer}'"
+    return f"the output gradients of layer '{layer.partition('/')[2]}'"

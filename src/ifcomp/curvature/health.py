@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ifcomp.curvature.factors import Damping, Factors, Relative, inverse_curvature
-from ifcomp.layers.inventory import Coverage
+from ifcomp.layers.coverage import Coverage
 
 #: A layer's result hangs on the damping if ten times as much divides it by more than this; 10 is the most.
 FACTOR = 5.0

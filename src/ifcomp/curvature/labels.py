@@ -58,23 +58,6 @@ def all_label_residuals(probability: Tensor, labels: slice = slice(None)) -> Ten
     return label_residuals(probability, chosen.unsqueeze(1).expand(-1, size))
 
 
-def independent_residuals(probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """K - 1 label residuals of every example, from which the last follows: ``sum_y p_y (p - e_y) = 0``.
-
-    The one left out is that of the likeliest label, so that no coefficient is larger than 1.
-
-    Args:
-        probability: p, [B, K].
-
-    Returns:
-        Residuals [K-1, B, K]; coefficients [B, K-1] of their sum that is the last residual; and which labels these
-        are, [B, K], the last one last.
-    """
-    order = probability.argsort(1)
-    chances = probability.gather(1, order)
-    return label_residuals(probability, order[:, :-1].T), -chances[:, :-1] / chances[:, -1:], order
-
-
 def label_cotangents(probability: Tensor) -> Cotangents:
     """``p - e_y`` for every label y."""
     return Cotangents(probability.shape[1], lambda labels: all_label_residuals(probability, labels))

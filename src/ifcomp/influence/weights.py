@@ -1,16 +1,14 @@
-"""Inverse curvature of a block, ``W = 1 / (Lambda + delta)``, kept in a range that float32 can hold."""
+"""The inverse curvature of a block, ``W = 1 / (Lambda + delta)``, scaled to the range of float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ifcomp.curvature.factors import Damping, Factors, inverse_curvature
-from ifcomp.layers.block import Block, KroneckerBlock
 
-#: Largest entry of scaled weights: room above for squared gradients, room below for well-curved directions.
+#: Largest entry of scaled weights. It leaves a margin for squared gradients above and well-curved directions below.
 _LARGEST = 1e12
 
 
@@ -19,10 +17,9 @@ class Weights:
     """The inverse curvature of one block.
 
     Attributes:
-        values: ``W / scale``, in the shape of the second moments; columns in the order of `KroneckerBlock.by_offset`.
-        scale: What sums over ``values`` are multiplied by, in float64.
-        condition: Largest weight times the mean second moment: how much the flattest direction counts beside an
-        average one.
+        values: ``W / scale``, in the shape of the second moments.
+        scale: Factor of forms that are evaluated with ``values``.
+        condition: Largest weight times the mean second moment.
     """
 
     values: Tensor
@@ -30,21 +27,16 @@ class Weights:
     condition: float
 
 
-def invert(factors: Factors, damping: Damping, blocks: Iterable[Block]) -> dict[str, Weights]:
-    """Weights of every block; without damping those of the pseudo-inverse.
+def invert(factors: Factors, damping: Damping) -> dict[str, Weights]:
+    """Inverse curvature of every block; without damping the pseudo-inverse.
 
     Args:
         factors: The curvature.
-        damping: Added to it.
-        blocks: Of the model, to know the order of their columns.
+        damping: Added to the curvature.
     """
-    found = {
-        name: _invert(own.second_moments, factors.damping_of(name, damping)) for name, own in factors.blocks.items()
+    return {
+        name: _invert(block.second_moments, factors.damping_of(name, damping)) for name, block in factors.blocks.items()
     }
-    for block in blocks:
-        if isinstance(block, KroneckerBlock):
-            found[block.name] = replace(found[block.name], values=block.by_offset(found[block.name].values))
-    return found
 
 
 def _invert(second_moments: Tensor, damping: float) -> Weights:

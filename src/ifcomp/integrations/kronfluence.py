@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
 from ifcomp.errors import ModelError, SettingError, StorageError
 from ifcomp.io.untrusted import parse_json, read_tensors, read_text
 

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
 from ifcomp.errors import FingerprintError, SettingError, StorageError
 from ifcomp.io.files import written_atomically
 from ifcomp.io.untrusted import parse_json, read_tensors

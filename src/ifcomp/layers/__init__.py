@@ -1,6 +1,6 @@
-"""The only place that knows ``nn.Module`` types: every layer becomes one canonical form here.
+"""The only code that knows module types: calls of modules become canonical tensors.
 
-Importing this package registers all rules; to add a layer kind, add a file with a rule and import it below.
+`registry` finds the rule of a module, `inventory` assigns every parameter to a block, `recorder` runs the model and
+records its layers, `verification` compares each rule with autograd on a few examples. Each file in `rules` covers one
+kind of module.
 """
-
-from ifcomp.layers import attention, conv, embedding, linear, norm  # noqa: F401  (they register their rules)

@@ -1,4 +1,4 @@
-"""Which parameters are covered, and how: every trainable one is in a block, left out by request, or an error."""
+"""The inventory: every trainable parameter is in a block, left out on request, or an error."""
 
 from __future__ import annotations
 
@@ -7,62 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ifcomp.errors import ModelError, NonFiniteError, SettingError, UncoveredParametersError
-from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, OtherBlock, RecordedBlock, Site
-from ifcomp.layers.registry import Selection, find_rule, qualified, supported_types
-from ifcomp.layers.wrappers import check_transparent
-
-
-@dataclass(frozen=True)
-class CoverageRow:
-    """One line of the coverage table: a block, or parameters outside every block."""
-
-    name: str
-    kind: str
-    treatment: str
-    parameters: int
-    covered: bool
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How many parameters are covered, and how, per layer and in total. ``print`` shows it as a table."""
-
-    rows: tuple[CoverageRow, ...]
-
-    @property
-    def total(self) -> int:
-        """All parameters of the model, frozen ones included."""
-        return sum(row.parameters for row in self.rows)
-
-    @property
-    def covered(self) -> int:
-        """Parameters in a block."""
-        return sum(row.parameters for row in self.rows if row.covered)
-
-    @property
-    def fraction(self) -> float:
-        """Covered parameters over all parameters."""
-        return self.covered / self.total if self.total else 0.0
-
-    def __str__(self) -> str:
-        table = [("layer", "kind", "treatment", "parameters")]
-        table += [(row.name, row.kind, row.treatment, f"{row.parameters:,}") for row in self.rows]
-        widths = [max(len(line[column]) for line in table) for column in range(4)]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(line[:3], widths, strict=False))
-            + "  "
-            + line[3].rjust(widths[3])
-            for line in table
-        ]
-        rule = "-" * max(map(len, lines))
-        total = f"covered: {self.covered:,} of {self.total:,} parameters ({100 * self.fraction:.1f} %)"
-        return "\n".join([lines[0], rule, *lines[1:], rule, total])
+from ifcomp.blocks.block import Block
+from ifcomp.blocks.diagonal import DiagonalBlock
+from ifcomp.errors import ModelError, SettingError, UncoveredParametersError
+from ifcomp.layers.coverage import Coverage, CoverageRow
+from ifcomp.layers.layer import Layer, TrackedModule
+from ifcomp.layers.model_checks import check_model
+from ifcomp.layers.registry import Selection, find_rule, qualified_name, supported_types
 
 
 @dataclass(frozen=True)
@@ -70,51 +23,98 @@ class Inventory:
     """All blocks of a model.
 
     Attributes:
-        sites: Modules to watch, with their blocks.
-        others: Parameters that need per-example gradients of their own.
-        left_out: What is in no block, and why.
+        tracked: Modules that the recorder hooks, with their layers.
+        others: Blocks of parameters without a layer rule.
+        left_out: Parameters outside of all blocks, with the reason.
+        sizes: Number of elements of every parameter.
     """
 
-    sites: tuple[Site, ...]
-    others: tuple[OtherBlock, ...]
+    tracked: tuple[TrackedModule, ...]
+    others: tuple[Block, ...]
     left_out: tuple[CoverageRow, ...]
+    sizes: Mapping[str, int]
 
     @property
-    def recorded(self) -> tuple[RecordedBlock, ...]:
-        """Blocks that are read off modules, in the model's order."""
-        return tuple(block for site in self.sites for block in site.blocks)
+    def layers(self) -> tuple[Layer, ...]:
+        """All layers, in the order of the model's modules."""
+        return tuple(layer for tracked in self.tracked for layer in tracked.layers)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """All blocks."""
-        return (*self.recorded, *self.others)
+        return (*(layer.block for layer in self.layers), *self.others)
 
     @property
     def coverage(self) -> Coverage:
-        """The table of what is covered."""
+        """The coverage table."""
         rows = [
-            CoverageRow(block.name or "(model)", block.kind, treatment(block), block.size, True)
-            for block in self.blocks
+            CoverageRow(block.name or "(model)", block.kind, block.treatment, block.size, True) for block in self.blocks
         ]
         return Coverage((*rows, *self.left_out))
 
+    def demote(self, names: Collection[str]) -> Inventory:
+        """Give the parameters of modules whose rule does not hold diagonal blocks of their own.
 
-def treatment(block: Block) -> str:
-    """How a block's curvature is represented, in words."""
-    if isinstance(block, KroneckerBlock):
-        return "EKFAC (SUA)" if block.shared_offsets else "EKFAC"
-    return "EKFAC (one-hot)" if isinstance(block, IndexedBlock) else "diagonal"
+        Args:
+            names: Names of blocks. All blocks of their modules are demoted.
+        """
+        demoted = [tracked for tracked in self.tracked if any(layer.name in names for layer in tracked.layers)]
+        parameters = [name for tracked in demoted for layer in tracked.layers for name in layer.block.parameters]
+        others = [DiagonalBlock(name, "parameter", (name,), self.sizes[name]) for name in dict.fromkeys(parameters)]
+        kept = tuple(tracked for tracked in self.tracked if tracked not in demoted)
+        return replace(self, tracked=kept, others=(*self.others, *others))
+
+    def keep(self, names: Collection[str]) -> Inventory:
+        """Leave out all blocks but those of these names."""
+        tracked = [
+            replace(module, layers=tuple(layer for layer in module.layers if layer.name in names))
+            for module in self.tracked
+        ]
+        left_out = [
+            CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
+            for block in self.blocks
+            if block.name not in names
+        ]
+        return replace(
+            self,
+            tracked=tuple(module for module in tracked if module.layers),
+            others=tuple(block for block in self.others if block.name in names),
+            left_out=(*self.left_out, *left_out),
+        )
+
+    def demote_to(self, names: Collection[str]) -> Inventory:
+        """Demote blocks whose parameters, rather than themselves, are among the names of factors."""
+        return self.demote(
+            {
+                layer.name
+                for layer in self.layers
+                if layer.name not in names and any(parameter in names for parameter in layer.block.parameters)
+            }
+        )
+
+    def select(self, layers: str | tuple[str, ...] | None, order: Sequence[str] | None = None) -> set[str]:
+        """Names of the blocks, and of their parameters, that ``layers`` selects.
+
+        Args:
+            layers: None for all; ``"last"``; or names and shell-style patterns.
+            order: Names of the layers in the order of the forward pass; None for the order of definition.
+
+        Raises:
+            SettingError: If a pattern matches nothing.
+        """
+        chosen = self.blocks
+        if layers is not None:
+            names = _matching(self, layers, order)
+            chosen = tuple(block for block in self.blocks if block.name in names)
+        return {name for block in chosen for name in (block.name, *block.parameters)}
 
 
-def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str] = ()) -> Inventory:
-    """Sort every parameter of a model into a block or a reason.
+def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
+    """Assign every parameter of a model to a block, or give the reason why it is in none.
 
     Args:
         model: The classifier.
-        selection: What the user wants covered.
-        demoted: Names of blocks whose rule turned out not to hold in this model: all parameters of their modules
-        become other
-            parameters.
+        selection: Which parameters the user wants covered, and how.
 
     Raises:
         UncoveredParametersError: Lists all parameters that cannot be covered.
@@ -123,13 +123,33 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
     """
     check_model(model)
     owned = [
-        (qualified(prefix, name), parameter)
+        (qualified_name(prefix, name), parameter)
         for prefix, module in model.named_modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
     ]
-    offenders = dict(_offences(model))
     trainable = {name: parameter for name, parameter in owned if parameter.requires_grad}
+    _check_trainable(owned, trainable)
+    sizes = {name: parameter.numel() for name, parameter in owned}
+    offenders = dict(_offenders(model))
+    if offenders and not selection.skip_uncovered:
+        raise _uncovered(offenders, sizes)
+    owners = Counter(id(parameter) for _, parameter in owned)
+    tied = {name for name, parameter in owned if owners[id(parameter)] > 1}
+    tracked = _tracked_modules(model, selection, tied | set(offenders))
+    claimed = {name for module in tracked for layer in module.layers for name in layer.block.parameters}
+    others = tuple(
+        DiagonalBlock(name, "tied parameter" if name in tied else "parameter", (name,), sizes[name])
+        for name in _unique(trainable)
+        if name not in claimed and name not in offenders
+    )
+    frozen = {name: parameter for name, parameter in owned if not parameter.requires_grad}
+    left_out = [CoverageRow(name, "-", "frozen", sizes[name], False) for name in _unique(frozen)]
+    left_out += [CoverageRow(name, "-", f"skipped: {reason}", sizes[name], False) for name, reason in offenders.items()]
+    return Inventory(tuple(tracked), others, tuple(left_out), sizes)
+
+
+def _check_trainable(owned: Sequence[tuple[str, nn.Parameter]], trainable: Mapping[str, nn.Parameter]) -> None:
     if not owned:
         raise ModelError(
             "No parameter is in the model: it has none, torch.jit.freeze made them constants, or its layers are "
@@ -139,74 +159,64 @@ def take_inventory(model: nn.Module, selection: Selection, demoted: Iterable[str
         raise ModelError(
             "No parameter of the model is trainable, all are frozen. Call model.requires_grad_(True) first."
         )
-    if offenders and not selection.skip_uncovered:
-        raise _uncovered(offenders, {name: parameter.numel() for name, parameter in owned})
-
-    tied = {name for name, count in _uses(owned).items() if count > 1}
-    sites = _sites(model, selection, tied, set(demoted), set(offenders))
-    claimed = {name for site in sites for block in site.blocks for name in block.parameters}
-    others = tuple(
-        OtherBlock(name, "tied parameter" if name in tied else "parameter", (name,), parameter.numel())
-        for name, parameter in _unique(trainable).items()
-        if name not in claimed and name not in offenders
-    )
-    left_out = [
-        CoverageRow(name, "-", "frozen", parameter.numel(), False)
-        for name, parameter in _unique(dict(owned)).items()
-        if not parameter.requires_grad
-    ]
-    left_out += [
-        CoverageRow(name, "-", f"skipped: {reason}", trainable[name].numel(), False)
-        for name, reason in offenders.items()
-    ]
-    return Inventory(tuple(sites), others, tuple(left_out))
 
 
-def _uses(owned: list[tuple[str, nn.Parameter]]) -> Mapping[str, int]:
-    """How many owners each parameter has."""
-    counts = Counter(id(parameter) for _, parameter in owned)
-    return {name: counts[id(parameter)] for name, parameter in owned}
-
-
-def _unique(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def _unique(parameters: Mapping[str, nn.Parameter]) -> list[str]:
     """The first name of each parameter."""
-    seen: set[int] = set()
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if not (id(parameter) in seen or seen.add(id(parameter)))  # type: ignore[func-returns-value]
-    }
+    first: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        first.setdefault(id(parameter), name)
+    return list(first.values())
 
 
-def _sites(
-    model: nn.Module, selection: Selection, tied: set[str], demoted: set[str], offenders: set[str]
-) -> list[Site]:
-    sites: list[Site] = []
+def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str]) -> list[TrackedModule]:
+    """Modules with a rule, without those that use excluded parameters or are inside a module with its own forward."""
+    found: list[TrackedModule] = []
     for name, module in model.named_modules():
         rule = find_rule(module)
-        site = rule(name, module, selection) if rule is not None else None
-        if site is None:
+        tracked = rule(name, module, selection) if rule is not None else None
+        if tracked is None:
             continue
-        names = {block.name for block in site.blocks}
-        parameters = {parameter for block in site.blocks for parameter in block.parameters}
-        if not (names & demoted or parameters & tied or parameters & offenders):
-            sites.append(site)
+        parameters = {parameter for layer in tracked.layers for parameter in layer.block.parameters}
+        if not parameters & excluded:
+            found.append(tracked)
     inside = {
-        id(child) for site in sites if site.forward for child in site.module.modules() if child is not site.module
+        id(child)
+        for tracked in found
+        if tracked.forward
+        for child in tracked.module.modules()
+        if child is not tracked.module
     }
-    return [site for site in sites if id(site.module) not in inside]
+    return [tracked for tracked in found if id(tracked.module) not in inside]
 
 
-def _offences(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Trainable parameters that no rule and no per-example gradient can treat, with the reason."""
+def _matching(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:
+    """Names of the blocks that ``layers`` selects."""
+    names = [block.name for block in inventory.blocks]
+    if layers == "last":
+        weights = {layer.name for layer in inventory.layers if layer.has_weight and layer.block.has_eigenbasis}
+        called = [name for name in (names if order is None else order) if name in weights]
+        if not called:
+            raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")
+        return {called[-1]}
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    matches = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
+    unmatched = [pattern for pattern, matched in matches.items() if not matched]
+    if unmatched or not patterns:
+        raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
+    return {name for matched in matches.values() for name in matched}
+
+
+def _offenders(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Trainable parameters that cannot be covered at all, with the reason."""
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad:
                 continue
             if parameter.is_complex():
-                yield qualified(prefix, name), "complex numbers"
+                yield qualified_name(prefix, name), "complex numbers"
             elif isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-                yield qualified(prefix, name), "max_norm changes the weights in the forward pass"
+                yield qualified_name(prefix, name), "max_norm changes the weights in the forward pass"
 
 
 def _uncovered(offenders: Mapping[str, str], sizes: Mapping[str, int]) -> UncoveredParametersError:
@@ -221,117 +231,3 @@ def _uncovered(offenders: Mapping[str, str], sizes: Mapping[str, int]) -> Uncove
         + "\nFreeze them with requires_grad_(False), or pass skip_uncovered=True to leave them out. "
         + f"Layers with an exact rule: {', '.join(supported_types())}; other parameters get a diagonal block."
     )
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise ModelError or NonFiniteError for a model that cannot be used whatever the data is."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    check_transparent(model)  # first: torch 2.4 takes sharded parameters for uninitialised ones
-    lazy = [name for name, value in tensors if isinstance(value, UninitializedParameter | UninitializedBuffer)]
-    if lazy:
-        raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
-    if any(value.is_inference() for _, value in tensors):
-        raise ModelError(
-            "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "
-            "torch.inference_mode()."
-        )
-    mixing = [
-        name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.running_mean is None
-    ]
-    if mixing:
-        raise ModelError(
-            f"BatchNorm with track_running_stats=False ({', '.join(mixing)}) lets the logits of an example depend on "
-            "the other examples of its batch, so examples have no gradients of their own. Use running statistics."
-        )
-    wrong = [
-        name
-        for name, value in tensors
-        if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(value.detach()).all()
-    ]
-    if wrong:
-        raise NonFiniteError(f"The model has NaN or infinite values in {', '.join(wrong)}. Load a sound checkpoint.")
-
-
-def untouched_norms(model: nn.Module) -> list[str]:
-    """Names of normalisations whose running statistics are those of a new layer: mean 0 and variance 1."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase)
-        and module.running_mean is not None
-        and module.running_var is not None
-        and not module.running_mean.any()
-        and bool((module.running_var == 1).all())
-    ]
-
-
-def restrict(
-    inventory: Inventory, layers: str | tuple[str, ...] | None, complete: Inventory, order: Sequence[str] | None = None
-) -> Inventory:
-    """Keep only the blocks that ``layers`` names.
-
-    Args:
-        inventory: The blocks, some perhaps demoted to other parameters.
-        layers: None for all; ``"last"``; or names and shell-style patterns.
-        complete: The inventory before anything was demoted: what the names mean.
-        order: Names of the recorded blocks in the order in which they run, where that is known; else as defined.
-
-    Raises:
-        SettingError: If a pattern matches nothing.
-    """
-    if layers is None:
-        return inventory
-    chosen = [block for block in complete.blocks if block.name in _chosen(complete, layers, order)]
-    names = {block.name for block in chosen}
-    parameters = {name for block in chosen for name in block.parameters}
-    others = {block.name for block in inventory.others if block.name in names or block.name in parameters}
-    recorded = {block.name for block in inventory.recorded if block.name in names}
-    return keep_blocks(inventory, recorded | others)
-
-
-def with_known(model: nn.Module, selection: Selection, known: Collection[str]) -> tuple[Inventory, set[str]]:
-    """The blocks that factors exist for, and the names of those that were demoted when the factors were made.
-
-    Args:
-        model: The classifier.
-        selection: What was covered.
-        known: Names of the blocks of the factors.
-    """
-    complete = take_inventory(model, selection)
-    demoted = {
-        block.name
-        for block in complete.recorded
-        if block.name not in known and any(name in known for name in block.parameters)
-    }
-    return keep_blocks(take_inventory(model, selection, demoted), known), demoted
-
-
-def keep_blocks(inventory: Inventory, names: Collection[str]) -> Inventory:
-    """Only the blocks of these names."""
-    sites = [replace(site, blocks=tuple(b for b in site.blocks if b.name in names)) for site in inventory.sites]
-    left_out = [
-        CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
-        for block in inventory.blocks
-        if block.name not in names
-    ]
-    return Inventory(
-        tuple(site for site in sites if site.blocks),
-        tuple(block for block in inventory.others if block.name in names),
-        (*inventory.left_out, *left_out),
-    )
-
-
-def _chosen(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:
-    names = [block.name for block in inventory.blocks]
-    if layers == "last":
-        weights = {block.name for block in inventory.recorded if isinstance(block, KroneckerBlock) and block.has_weight}
-        running = [name for name in (names if order is None else order) if name in weights]
-        if not running:
-            raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")
-        return {running[-1]}
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    matches = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
-    unmatched = [pattern for pattern, found in matches.items() if not found]
-    if unmatched or not patterns:
-        raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
-    return {name for found in matches.values() for name in found}

@@ -1,6 +1,4 @@
-"""Per-example gradients of any parameter, for those that no rule covers (class tokens, positional embeddings,
-scales).
-"""
+"""Per-example gradients of parameters without a layer rule: class tokens, positional embeddings, scales."""
 
 from __future__ import annotations
 
@@ -14,34 +12,44 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.data.batches import Batch, mapped
 from ifcomp.layers.forward import run_model
+from ifcomp.layers.recording import check_half, half_scales
 
 
-def other_gradients(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+def other_gradients(
+    model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Gradients of ``sum_k cotangents[c, b, k] * logits[b, k]`` for every example b and cotangent c.
 
-    One forward pass in which every example has its own copy of the parameters (``vmap``), then one backward for each
-    cotangent. Models that ``vmap`` cannot run (control flow that depends on data, recurrent layers) are run one
-    example at a time.
+    ``vmap`` runs one forward pass with a copy of the parameters per example, then one backward per cotangent. Models
+    that ``vmap`` cannot run (control flow that depends on data, recurrent layers) are run one example at a time.
 
     Args:
         model: The classifier, in eval mode.
         names: Full parameter names.
         batch: B examples.
         cotangents: [C, B, K].
+        dtype: Precision of the result.
 
     Returns:
-        For every name its gradients [C, B, P], flattened.
+        Flattened gradients [C, B, P] by name.
     """
+    if not names:
+        return {}
+    scales = half_scales(cotangents, next(model.parameters()).dtype)
+    scaled = cotangents if scales is None else cotangents * scales.unsqueeze(-1)
     with torch.inference_mode(False), torch.enable_grad():
-        owned = dict(model.named_parameters(remove_duplicate=False))  # a scripted model has no get_parameter
-        found = _gradients(model, {name: owned[name] for name in names}, batch, cotangents)
-    return {name: gradient.detach().reshape(*cotangents.shape[:2], -1) for name, gradient in found.items()}
+        owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
+        gradients = _gradients(model, {name: owned[name] for name in names}, batch, scaled)
+    if scales is not None:
+        check_half(gradients.values())
+    flat = {name: value.detach().reshape(*cotangents.shape[:2], -1).to(dtype) for name, value in gradients.items()}
+    return flat if scales is None else {name: value / scales.to(dtype).unsqueeze(-1) for name, value in flat.items()}
 
 
 def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule,
-            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # and others a slow one
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             return _by_vmap(model, parameters, batch, cotangents)
     except (RuntimeError, NotImplementedError):
         return _one_by_one(model, parameters, batch, cotangents)

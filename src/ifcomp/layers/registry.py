@@ -1,20 +1,24 @@
-"""Which module types have an exact rule, and how a module finds its own.
+"""The registry of layer rules.
 
-A rule is a function ``rule(name, module, options) -> Site | None``, registered for its module types. A subclass uses
-the rule of its nearest registered base as long as it keeps that base's ``forward``: with another ``forward`` the rule
-could be wrong, so its parameters are treated as *other* parameters instead, which is always exact.
+A rule is a function ``rule(name, module, selection) -> TrackedModule | None``, registered for its module types. A
+subclass uses the rule of its nearest registered base if it inherits the ``forward`` of that base. With another
+``forward`` the rule could be wrong, so its parameters get diagonal blocks, which are always exact.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Literal
 
 from torch import nn
 
 from ifcomp.errors import SettingError
-from ifcomp.layers.block import Site
+from ifcomp.layers import rules
+from ifcomp.layers.layer import TrackedModule
 
 Sua = Literal["auto"] | bool
 
@@ -34,7 +38,7 @@ class Selection:
     skip_uncovered: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Validate the settings."""
         if not (isinstance(self.sua, bool) or self.sua == "auto"):
             raise SettingError(f"sua must be True, False or 'auto', but is {self.sua!r}.")
         named = (self.layers,) if isinstance(self.layers, str) else self.layers
@@ -42,13 +46,17 @@ class Selection:
             raise SettingError(f"layers must be None, 'last', or names and patterns, but is {self.layers!r}.")
 
 
-Rule = Callable[[str, nn.Module, Selection], Site | None]
+Rule = Callable[[str, nn.Module, Selection], TrackedModule | None]
 
-_RULES: dict[type[nn.Module], Rule] = {}
+_RULES: dict[type[nn.Module] | str, Rule] = {}
 
 
-def register(*module_types: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Make a function the rule of these module types."""
+def register(*module_types: type[nn.Module] | str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of module types.
+
+    Args:
+        module_types: Types, or their full names for types of packages that are not imported.
+    """
 
     def decorate(rule: Rule) -> Rule:
         for module_type in module_types:
@@ -58,12 +66,20 @@ def register(*module_types: type[nn.Module]) -> Callable[[Rule], Rule]:
     return decorate
 
 
+@cache
+def _load_rules() -> None:
+    """Import every file of `ifcomp.layers.rules`."""
+    for found in pkgutil.iter_modules(rules.__path__, f"{rules.__name__}."):
+        import_module(found.name)
+
+
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of the nearest registered base whose ``forward`` the module still has, or None."""
+    """Return the rule of the nearest registered base, or None if the module has another ``forward``."""
+    _load_rules()
     if "forward" in vars(module):
         return None
     for base in type(module).__mro__:
-        rule = _RULES.get(base)
+        rule = _RULES.get(base) or _RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
             return rule if _forward(type(module)) is _forward(base) else None
     return None
@@ -75,15 +91,16 @@ def _forward(module_type: type) -> object:
 
 def supported_types() -> list[str]:
     """Names of all module types with a rule, sorted."""
-    return sorted(module_type.__name__ for module_type in _RULES)
+    _load_rules()
+    return sorted(name.rpartition(".")[2] if isinstance(name, str) else name.__name__ for name in _RULES)
 
 
-def trainable(module: nn.Module, *names: str) -> list[str]:
-    """Which of these names are trainable parameters of the module itself (not parametrised, not frozen)."""
-    own = module._parameters
-    return [name for name in names if (parameter := own.get(name)) is not None and parameter.requires_grad]
+def trainable_names(module: nn.Module, *names: str) -> list[str]:
+    """Those of the names that are trainable parameters of the module itself (not parametrised, not frozen)."""
+    parameters = module._parameters
+    return [name for name in names if (value := parameters.get(name)) is not None and value.requires_grad]
 
 
-def qualified(prefix: str, name: str) -> str:
+def qualified_name(prefix: str, name: str) -> str:
     """``prefix.name``, or ``name`` at the root."""
     return f"{prefix}.{name}" if prefix else name

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ifcomp.errors import DataError, LabelError, SettingError
-from ifcomp.layers.inventory import Coverage
+from ifcomp.layers.coverage import Coverage
 
 Floats = NDArray[np.float64]
 PreviewKind = Literal["image", "text", "row"]

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from ifcomp._version import __version__
 from ifcomp.io.files import written_atomically
-from ifcomp.layers.inventory import Coverage
+from ifcomp.layers.coverage import Coverage
 from ifcomp.report import charts, words
 from ifcomp.report.data import (
     Audit,

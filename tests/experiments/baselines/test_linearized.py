@@ -17,7 +17,8 @@ from cases import LAYER_CASES, MODEL_CASES
 from comparison import as_type, basis_arguments, fitted, library_block, oracle_blocks
 from experiments.baselines.linearized import LinearizedLaplace, evidence_prior_precision
 from ifcomp import IFComp
-from ifcomp.curvature.factors import Basis, BlockFactors
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.factors import BlockFactors
 from ifcomp.errors import NotFittedError, SettingError
 from oracles import block_jacobian, example_jacobians, rotation_matrix
 

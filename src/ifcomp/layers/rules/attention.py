@@ -1,7 +1,7 @@
 """``nn.MultiheadAttention``: query, key, value and output projections as four linear blocks.
 
-The module keeps its projections inside one function call, packed in one weight, so while it is recorded its
-``forward`` is replaced by the same computation written out.
+The module applies its projections inside one function, from one packed weight. While the module is recorded its
+``forward`` is replaced by the same computation in single steps.
 """
 
 from __future__ import annotations
@@ -12,40 +12,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifcomp.layers.block import Emit, Site
-from ifcomp.layers.linear import LinearBlock, linear_block
-from ifcomp.layers.registry import Selection, qualified, register, trainable
+from ifcomp.layers.layer import Emit, TrackedModule
+from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.rules.linear import LinearLayer, has_weight, linear_block
 
 _PROJECTIONS = ("q", "k", "v")
 
 
-def _projection_blocks(name: str, module: nn.MultiheadAttention) -> list[LinearBlock]:
-    packed = module._qkv_same_embed_dim
-    widths = dict(zip(_PROJECTIONS, (module.embed_dim, module.kdim, module.vdim), strict=True))
-    blocks = []
-    for index, projection in enumerate(_PROJECTIONS):
+def _projections(name: str, module: nn.MultiheadAttention) -> list[LinearLayer]:
+    packed, width = module._qkv_same_embed_dim, module.embed_dim
+    layers = []
+    for index, (projection, inputs) in enumerate(
+        zip(_PROJECTIONS, (module.embed_dim, module.kdim, module.vdim), strict=True)
+    ):
         weight = "in_proj_weight" if packed else f"{projection}_proj_weight"
-        names = [qualified(name, own) for own in trainable(module, weight, "in_proj_bias")]
-        first_row = index * module.embed_dim
-        blocks.append(linear_block(qualified(name, projection), names, widths[projection], module.embed_dim, first_row))
-    output = [qualified(name, f"out_proj.{own}") for own in trainable(module.out_proj, "weight", "bias")]
-    blocks.append(linear_block(qualified(name, "out_proj"), output, module.embed_dim, module.embed_dim))
-    return blocks
+        names = [qualified_name(name, parameter) for parameter in trainable_names(module, weight, "in_proj_bias")]
+        block = linear_block(qualified_name(name, projection), names, inputs, width)
+        layers.append(LinearLayer(block, has_weight(names), first_row=index * width))
+    names = [
+        qualified_name(name, f"out_proj.{parameter}")
+        for parameter in trainable_names(module.out_proj, "weight", "bias")
+    ]
+    block = linear_block(qualified_name(name, "out_proj"), names, width, width)
+    return [*layers, LinearLayer(block, has_weight(names))]
 
 
 @register(nn.MultiheadAttention)
-def attention(name: str, module: nn.Module, selection: Selection) -> Site | None:
-    """Four Kronecker blocks; ``bias_k`` and ``bias_v``, where they exist, are other parameters."""
+def attention(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
+    """Four Kronecker blocks. ``bias_k`` and ``bias_v`` get diagonal blocks."""
     assert isinstance(module, nn.MultiheadAttention)
-    blocks = [block for block in _projection_blocks(name, module) if block.parameters]
+    layers = [layer for layer in _projections(name, module) if layer.block.parameters]
 
     def forward(emit: Emit, *args: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         def report(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
-            return emit({qualified(name, own): part for own, part in parts.items()}, value, output)
+            return emit({qualified_name(name, projection): part for projection, part in parts.items()}, value, output)
 
         return attend(module, report, *args, **kwargs)  # type: ignore[arg-type]
 
-    return Site(module, tuple(blocks), forward) if blocks else None
+    return TrackedModule(module, tuple(layers), forward) if layers else None
 
 
 def attend(
@@ -60,9 +64,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What ``module.forward`` computes, with its four affine maps reported. ``is_causal`` only hints at
-    ``attn_mask``.
-    """
+    """Compute ``module.forward`` and report its four affine maps. ``is_causal`` only hints at the mask."""
     same = query is key and key is value
     if query.dim() == 2:
         raise RuntimeError("attention over an unbatched [length, features] input mixes the examples of a batch")
@@ -93,7 +95,9 @@ def _project(
     """Queries, keys and values [B, length, E]; one packed map for self-attention, else one map each."""
     width = module.embed_dim
     if same and module._qkv_same_embed_dim:
-        parts: dict[str, slice | None] = {own: slice(i * width, (i + 1) * width) for i, own in enumerate(_PROJECTIONS)}
+        parts: dict[str, slice | None] = {
+            projection: slice(index * width, (index + 1) * width) for index, projection in enumerate(_PROJECTIONS)
+        }
         packed = emit(parts, query, F.linear(query, module.in_proj_weight, module.in_proj_bias))
         return tuple(packed.split(width, -1))
     if module._qkv_same_embed_dim:
@@ -102,13 +106,13 @@ def _project(
         matrices = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     biases = module.in_proj_bias.split(width) if module.in_proj_bias is not None else (None,) * 3
     maps = zip(_PROJECTIONS, (query, key, value), matrices, biases, strict=True)
-    return tuple(emit({own: None}, x, F.linear(x, weight, bias)) for own, x, weight, bias in maps)
+    return tuple(emit({projection: None}, x, F.linear(x, weight, bias)) for projection, x, weight, bias in maps)
 
 
 def _merged_mask(
     module: nn.MultiheadAttention, q: Tensor, k: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
 ) -> Tensor | None:
-    """Both masks as one additive tensor that broadcasts to [B, heads, length, keys], open for appended keys."""
+    """Merge both masks into an additive one that broadcasts to [B, heads, length, keys]. Appended keys stay visible."""
     merged: Tensor | None = None
     for mask, shape in ((attn_mask, None), (key_padding_mask, (len(q), 1, 1, k.shape[1]))):
         if mask is None:

@@ -1,0 +1,8 @@
+"""The mathematics of a block: covariances, second moments, quadratic and bilinear forms on canonical tensors.
+
+There are three kinds. A Kronecker block has inputs ``a`` and output gradients ``b`` at T shared positions, and the
+per-example gradient ``sum_t b_t a_t^T``. An embedding block is a Kronecker block with one-hot inputs. A diagonal block
+has its per-example gradient as a vector.
+
+Nothing here knows modules or how canonical tensors are recorded.
+"""

@@ -1,0 +1,92 @@
+"""Kronecker blocks: the per-example gradient is ``G = sum_t b_t a_t^T``, [G, O, J].
+
+Canonical inputs a [B, G, J, T] have G groups, J features per group and T shared positions; the bias is a last feature
+that is always 1. Canonical output gradients b are [B, C, G, O, T] for C cotangents. In the eigenbasis the gradient is
+``Q_S^T G Q_A``, and EKFAC keeps the mean of its squares.
+
+With shared offsets (SUA) one input basis over channels serves all offsets of a convolution kernel. Unfolding moves
+values and never mixes channels, so channels are rotated before they are unfolded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifcomp.blocks.block import Basis, Block, FactorShapes, Form
+from ifcomp.blocks.kronecker_forms import DirectForm, pair_form
+from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, rotate
+from ifcomp.blocks.kronecker_plan import KroneckerPlan, make_plan
+from ifcomp.blocks.kronecker_slabs import gradient_slabs
+
+
+@dataclass(frozen=True)
+class KroneckerBlock(Block):
+    """Curvature ``(Q_S kron Q_A) diag(Lambda) (Q_S kron Q_A)^T`` with Lambda [G, O, J].
+
+    Attributes:
+        shape: G, O, J and what the input basis is over.
+    """
+
+    shape: KroneckerShape
+
+    @property
+    def treatment(self) -> str:
+        return "EKFAC (SUA)" if self.shape.shares_offsets else "EKFAC"
+
+    @property
+    def factor_shapes(self) -> FactorShapes:
+        groups, outputs, channels = self.shape.groups, self.shape.out_features, self.shape.channels
+        return FactorShapes(
+            (groups, outputs, self.shape.in_features), (groups, channels, channels), (groups, outputs, outputs)
+        )
+
+    def plan(
+        self, inputs: KroneckerInputs, at_once: int, cotangents: int = 1, condition: float = float("inf")
+    ) -> KroneckerPlan:
+        return make_plan(self.shape, inputs.positions, at_once, cotangents, condition)
+
+    def input_covariance(self, inputs: KroneckerInputs) -> Tensor:
+        return _outer_products(inputs.channels() if self.shape.shares_offsets else inputs.unfold())
+
+    def output_covariance(self, output_grads: Tensor) -> Tensor:
+        return _outer_products(output_grads.flatten(0, 1))
+
+    def add_second_moments(
+        self, total: Tensor, inputs: KroneckerInputs, output_grads: Tensor, basis: Basis | None, plan: KroneckerPlan
+    ) -> None:
+        assert basis is not None
+        if inputs.positions == 1:  # the squares of an outer product are the outer product of squares
+            squares = rotate(basis.outputs, output_grads.flatten(0, 1)).square_().unflatten(0, output_grads.shape[:2])
+            features = inputs.rotate(basis).square_()
+            total += torch.einsum("bgo,bgj->goj", squares.sum(1)[..., 0], features[..., 0])
+            return
+        for _, columns, gradients in gradient_slabs(inputs, output_grads, basis, plan):
+            total[..., columns] += gradients.square_().sum((0, 2))
+
+    def form(self, inputs: KroneckerInputs, basis: Basis | None, weights: Tensor, plan: KroneckerPlan) -> Form:
+        assert basis is not None
+        if plan.kernel == "pairs":
+            return pair_form(inputs, basis, weights)
+        return DirectForm(inputs, basis, weights, plan)
+
+    def gradients(self, inputs: KroneckerInputs, output_grads: Tensor, basis: Basis | None = None) -> Tensor:
+        if basis is None:
+            return torch.einsum("bcgot,bgjt->bcgoj", output_grads, inputs.unfold()).flatten(2)
+        (size, cotangents), shape = output_grads.shape[:2], self.shape
+        gradients = output_grads.new_empty(size, shape.groups, cotangents, shape.out_features, shape.in_features)
+        plan = self.plan(inputs, cotangents)
+        for examples, columns, slab in gradient_slabs(inputs, output_grads, basis, plan):
+            gradients[examples, ..., columns] = slab
+        return gradients.transpose(1, 2).flatten(2)
+
+
+def _outer_products(values: Tensor) -> Tensor:
+    """``sum_bt v v^T`` [G, C, C] for values [B, G, C, T]."""
+    if values.shape[1] == 1 and values.shape[3] >= values.shape[2]:
+        vectors = values[:, 0]
+        return torch.addbmm(vectors.new_zeros(()), vectors, vectors.transpose(1, 2), beta=0).unsqueeze(0)
+    vectors = values.permute(1, 2, 0, 3).flatten(2)
+    return vectors @ vectors.transpose(1, 2)

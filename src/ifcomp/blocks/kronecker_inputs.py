@@ -1,0 +1,128 @@
+"""Canonical inputs of Kronecker blocks, and rotations by an eigenbasis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifcomp.blocks.block import Basis
+
+#: Up to this number of positions a basis is applied to the positions of all examples in one matrix product.
+_FEW_POSITIONS = 32
+
+
+@dataclass(frozen=True)
+class KroneckerShape:
+    """The shape of a Kronecker block.
+
+    Attributes:
+        groups: G, independent blocks of equal shape.
+        out_features: O, outputs per group.
+        channels: Side of the input covariance: J, or the input channels per group with shared offsets.
+        offsets: Kernel offsets that share one input basis; 1 without shared offsets.
+        has_bias: Whether a bias is the last input.
+    """
+
+    groups: int
+    out_features: int
+    channels: int
+    offsets: int
+    has_bias: bool
+
+    @property
+    def shares_offsets(self) -> bool:
+        """Whether the input basis is over channels only (SUA)."""
+        return self.offsets > 1
+
+    @property
+    def in_features(self) -> int:
+        """J, inputs per group, with the bias."""
+        return self.channels * self.offsets + self.has_bias if self.shares_offsets else self.channels
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Inputs of one call of a layer.
+
+    Attributes:
+        channels: [B, R, G, C, *S]: R rows per example, C channels per group, spatial axes S.
+        unfold: Maps channels [N, G, C, *S] to patches [N, G, J', T'], without the bias.
+    """
+
+    channels: Tensor
+    unfold: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class KroneckerInputs:
+    """Canonical inputs of a block, unfolded on demand for a few examples at a time.
+
+    Attributes:
+        calls: Inputs of every call of the layer; their positions are concatenated. Without a weight they are empty.
+        shape: Shape of the block.
+        batch: B.
+        positions: T, over all calls.
+        dtype: Precision of unfolded inputs.
+        device: Device of unfolded inputs.
+    """
+
+    calls: Sequence[Patches]
+    shape: KroneckerShape
+    batch: int
+    positions: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def unfold(self, examples: slice = slice(None), channel_basis: Tensor | None = None) -> Tensor:
+        """Inputs a [b, G, J, T] of some examples.
+
+        Args:
+            examples: Which examples.
+            channel_basis: Eigenvectors [G, C, C] by which channels are rotated before they are unfolded.
+        """
+        parts = []
+        for call in self.calls:
+            channels = call.channels[examples].to(self.dtype)
+            rows = channels.flatten(0, 1)
+            rows = rows if channel_basis is None else rotate(channel_basis, rows.flatten(3)).view(rows.shape)
+            parts.append(_positions_last(call.unfold(rows), len(channels)))
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else None
+        if not self.shape.has_bias:
+            assert features is not None
+            return features
+        count = len(range(self.batch)[examples])
+        ones = torch.ones(count, self.shape.groups, 1, self.positions, dtype=self.dtype, device=self.device)
+        return ones if features is None else torch.cat([features, ones], 2)
+
+    def rotate(self, basis: Basis, examples: slice = slice(None)) -> Tensor:
+        """Inputs of some examples in the eigenbasis, [b, G, J, T]."""
+        assert basis.inputs is not None
+        if self.shape.shares_offsets:
+            return self.unfold(examples, basis.inputs)
+        return rotate(basis.inputs, self.unfold(examples))
+
+    def channels(self) -> Tensor:
+        """The channels of all input positions, [B, G, C, S]."""
+        parts = [call.channels.to(self.dtype).flatten(4).permute(0, 2, 3, 1, 4).flatten(3) for call in self.calls]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def rotate(basis: Tensor, values: Tensor) -> Tensor:
+    """``Q^T v`` at every position.
+
+    Args:
+        basis: Q [G, C, C].
+        values: v [B, G, C, T].
+    """
+    if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
+        flat = values[:, 0].transpose(1, 2)  # [B, T, C]
+        return (flat.reshape(-1, flat.shape[2]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)
+    return basis.transpose(1, 2) @ values
+
+
+def _positions_last(rows: Tensor, batch: int) -> Tensor:
+    """Rearrange [B*R, G, J, T] to [B, G, J, R*T]."""
+    return rows if len(rows) == batch else rows.unflatten(0, (batch, -1)).permute(0, 2, 3, 1, 4).flatten(3)

@@ -1,0 +1,96 @@
+"""Sums over the training data: covariances in the first pass, second moments in the second.
+
+Both functions add the contribution of one recorded microbatch to accumulators. Fits of several settings share the
+forward pass and the input covariances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.labels import Cotangents
+from ifcomp.layers.recorder import Recorder
+from ifcomp.layers.recording import Recording
+
+
+@dataclass(frozen=True, eq=False)
+class CovarianceSums:
+    """Sums of outer products over examples and positions.
+
+    Attributes:
+        inputs: ``sum a a^T`` [G, C, C] by block; blocks with one-hot inputs have none.
+        outputs: ``sum b b^T`` [G, O, O] by block, for each of the settings.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[Mapping[str, Tensor]]
+
+    @classmethod
+    def zeros(cls, recorder: Recorder, settings: int) -> CovarianceSums:
+        """Accumulators for all blocks with an eigenbasis."""
+        shapes = {block.name: block.factor_shapes for block in recorder.blocks if block.has_eigenbasis}
+        inputs = {name: recorder.zeros(*shape.input_basis) for name, shape in shapes.items() if shape.input_basis}
+        outputs = [
+            {name: recorder.zeros(*shape.output_basis) for name, shape in shapes.items() if shape.output_basis}
+            for _ in range(settings)
+        ]
+        return cls(inputs, outputs)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All sums by name."""
+        inputs = {f"inputs/{name}": total for name, total in self.inputs.items()}
+        return inputs | {
+            f"outputs/{number}/{name}": total
+            for number, totals in enumerate(self.outputs)
+            for name, total in totals.items()
+        }
+
+    def add(self, recording: Recording, cotangents: Sequence[Cotangents], at_once: int) -> None:
+        """Add the outer products of one microbatch.
+
+        Args:
+            recording: The forward pass.
+            cotangents: Fisher cotangents of each of the settings.
+            at_once: Number of cotangents to stack.
+        """
+        blocks = [block for block in recording.blocks if block.has_eigenbasis]
+        for block in blocks:
+            if (products := block.input_covariance(recording.inputs(block))) is not None:
+                self.inputs[block.name].add_(products)
+        for totals, vectors in zip(self.outputs, cotangents, strict=True):
+            for chunk in vectors.chunks(at_once):
+                for block, _, output_grads in recording.canonical(chunk, blocks):
+                    if (products := block.output_covariance(output_grads)) is not None:
+                        totals[block.name].add_(products)
+
+
+def second_moment_sums(recorder: Recorder) -> dict[str, Tensor]:
+    """Accumulators of the second pass, by block."""
+    return {block.name: recorder.zeros(*block.factor_shapes.second_moments) for block in recorder.blocks}
+
+
+def add_second_moments(
+    totals: Mapping[str, Tensor],
+    recording: Recording,
+    bases: Mapping[str, Basis],
+    cotangents: Cotangents,
+    at_once: int,
+) -> None:
+    """Add the squared gradients of one microbatch in the eigenbasis.
+
+    Args:
+        totals: Accumulators by block.
+        recording: The forward pass.
+        bases: Eigenbases by block.
+        cotangents: Fisher cotangents.
+        at_once: Number of cotangents to stack.
+    """
+    for chunk in cotangents.chunks(at_once):
+        for block, inputs, output_grads in recording.canonical(chunk, recording.blocks):
+            plan = block.plan(inputs, len(chunk))
+            block.add_second_moments(totals[block.name], inputs, output_grads, bases.get(block.name), plan)

@@ -1,0 +1,242 @@
+"""The fit: two passes over the training data.
+
+The first pass sums covariances of layer inputs and output gradients. Their eigenvectors are computed. The second pass
+averages the squared per-example gradients in this eigenbasis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp._version import __version__
+from ifcomp.blocks.block import Basis
+from ifcomp.curvature.accumulation import CovarianceSums, add_second_moments, second_moment_sums
+from ifcomp.curvature.eigen import basis_tensors, eigenbases, eigenvectors
+from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_finite
+from ifcomp.curvature.labels import Cotangents, fisher_cotangents
+from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
+from ifcomp.data.batches import Batch, as_batches, check_data, check_order, dead_workers_named
+from ifcomp.distributed import add_up, own_slices, ranks
+from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
+from ifcomp.io.checkpoints import UNSAVED, Checkpoint, Work, restore, same_shape
+from ifcomp.layers.inventory import Inventory
+from ifcomp.layers.model_checks import listed, untouched_norms
+from ifcomp.layers.recorder import Recorder, working_dtype
+from ifcomp.layers.recording import Recording
+from ifcomp.layers.registry import Selection
+from ifcomp.layers.verification import verified_recorder
+from ifcomp.memory import available
+from ifcomp.microbatches import LabelUse, Microbatches, check_batch
+from ifcomp.progress import track
+
+#: Stages of a fit, as checkpoints name them.
+STAGES = ("covariances", "eigenvectors", "second moments")
+
+#: Adds one recorded microbatch to accumulators: the recording, cotangents of each of the settings, cotangents at once.
+_Add = Callable[[Recording, list[Cotangents], int], None]
+
+
+@dead_workers_named()
+def fit_factors(
+    model: nn.Module,
+    inventory: Inventory,
+    selection: Selection,
+    settings: Sequence[FitSettings],
+    data: Iterable[Any],
+    *,
+    fingerprint: str,
+    limit: int | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: bool | None = None,
+) -> tuple[Recorder, list[Factors]]:
+    """Fit the curvature of a model for one or several settings in the same two passes.
+
+    Args:
+        model: The classifier.
+        inventory: All of its blocks.
+        selection: Which blocks are covered, and how.
+        settings: Temperature, Fisher and seed of each fit.
+        data: Batches that can be iterated twice.
+        fingerprint: Identifies the weights in checkpoints.
+        limit: Bytes that tensors may take beside model and data.
+        checkpoint: Saves the accumulators from time to time.
+        progress: Show a progress bar; None shows it on terminals.
+
+    Returns:
+        The recorder of the verified model, and factors for each of the settings.
+    """
+    _check_data(data, checkpoint)
+    selected = inventory.keep(inventory.select(selection.layers)).blocks
+    itemsize = working_dtype(model).itemsize
+    check_factor_memory(selected, itemsize, len(settings), limit, available(next(model.parameters()).device))
+    _warn_of_untouched_norms(model)
+    progress = progress if ranks().rank == 0 else False
+    with torch.inference_mode(False), ExitStack() as stack:
+        batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
+        first = next(batches, None)
+        if first is None:
+            raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        recorder = verified_recorder(model, inventory, first, selection.layers)
+        work = UNSAVED
+        if checkpoint is not None:
+            key = _checkpoint_key(recorder, selection, settings, fingerprint, limit)
+            size = checkpoint_bytes(recorder.blocks, itemsize, len(settings))
+            work = stack.enter_context(checkpoint.work(key, STAGES, size))
+        passes = _Passes(recorder, settings, limit, work)
+        sums, count = passes.covariances(itertools.chain([first], batches))
+        bases = passes.eigenbases(sums, count)
+        del sums
+        again = as_batches(track(data, "pass 2 of 2: second moments", progress))
+        factors = passes.second_moments(again, bases, count)
+    if factors[0].count != count:
+        raise LengthChangedError(
+            f"The first pass saw {count} examples, the second {factors[0].count}. The data must give the "
+            "same examples each time it is iterated."
+        )
+    for fitted in factors:
+        check_finite(fitted)
+    return recorder, factors
+
+
+class _Passes:
+    """The stages of a fit. Each saves its accumulators in the checkpoint and continues from saved ones."""
+
+    def __init__(self, recorder: Recorder, settings: Sequence[FitSettings], limit: int | None, work: Work) -> None:
+        self._recorder, self._settings, self._limit, self._work = recorder, settings, limit, work
+
+    def covariances(self, batches: Iterable[Batch]) -> tuple[CovarianceSums, int]:
+        """First pass: sums of outer products, and the number of examples."""
+        sums = CovarianceSums.zeros(self._recorder, len(self._settings))
+        count = _counter(self._recorder)
+        state = {"examples/0": count, **sums.tensors}
+        restore(state, self._work.enter(STAGES[0], lambda: state))
+        if not self._work.is_done(STAGES[0]):
+            held = covariance_bytes(self._recorder.blocks, self._recorder.dtype.itemsize, len(self._settings))
+            self._run(batches, 0, sums.add, count, held)
+            add_up(state.values())
+        return sums, int(count)
+
+    def eigenbases(self, sums: CovarianceSums, count: int) -> list[dict[str, Basis]]:
+        """Eigenvectors of all covariances."""
+        ready: dict[str, Tensor] = {}
+        common = {"examples/0": torch.tensor(count, device="cpu"), **sums.tensors}
+        saved = self._work.enter(STAGES[1], lambda: ready, common)
+
+        def decompose(name: str, matrix: Tensor) -> Tensor:
+            key = f"basis/{name}"
+            if key in saved:
+                ready[key] = same_shape(key, saved[key], matrix).to(matrix.device)
+            else:
+                ready[key] = eigenvectors(name, matrix)
+                self._work.tick()
+            return ready[key]
+
+        return eigenbases(sums, decompose)
+
+    def second_moments(
+        self, batches: Iterable[Batch], bases: Sequence[Mapping[str, Basis]], count_before: int
+    ) -> list[Factors]:
+        """Second pass: mean squared gradients in the eigenbasis, with fresh label samples."""
+        recorder = self._recorder
+        vectors = {f"basis/{name}": value for name, value in basis_tensors(bases).items()}
+        common = {"examples/0": torch.tensor(count_before, device="cpu"), **vectors}
+        totals = [second_moment_sums(recorder) for _ in self._settings]
+        count = _counter(recorder)
+        state = {
+            f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()
+        }
+        state["examples/1"] = count
+        restore(state, self._work.enter(STAGES[2], lambda: state, common))
+
+        def add(recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
+            for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
+                add_second_moments(sums, recording, basis, vectors, at_once)
+
+        held = factor_bytes(recorder.blocks, recorder.dtype.itemsize, len(self._settings))
+        self._run(batches, 1, add, count, held)
+        add_up(state.values())
+        examples = int(count)
+        return [
+            Factors(
+                {name: BlockFactors(total.div_(max(examples, 1)), basis.get(name)) for name, total in sums.items()},
+                examples,
+                recorder.num_classes,
+                settings,
+            )
+            for sums, basis, settings in zip(totals, bases, self._settings, strict=True)
+        ]
+
+    def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor, held: int) -> None:
+        """Record all batches in microbatches and add each to the accumulators."""
+        recorder, settings = self._recorder, self._settings
+        exact = any(own.fisher == "exact" for own in settings)
+        cotangents = recorder.num_classes if exact else max(own.label_samples for own in settings)
+        labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
+        microbatches = Microbatches(recorder.device, limit=self._limit, held=held)
+
+        def step(microbatch: Batch, at_once: int) -> int:
+            recording = recorder.record(microbatch)
+            with recorder.computing():
+                vectors = [
+                    fisher_cotangents(recording.logits, own, microbatch.labels, microbatch.position, pass_index)
+                    for own in settings
+                ]
+                add(recording, vectors, at_once)
+            return microbatch.size
+
+        with recorder.attached():
+            for batch in own_slices(self._work.over(batches)):
+                checked = check_batch(batch, recorder.num_classes, labels)
+                for size in microbatches.run(checked, cotangents, step):
+                    count += size
+
+
+def _counter(recorder: Recorder) -> Tensor:
+    with recorder.computing():
+        return torch.zeros((), dtype=torch.int64, device=recorder.device)
+
+
+def _check_data(data: Iterable[Any], checkpoint: Checkpoint | None) -> None:
+    if isinstance(data, Iterator):
+        raise DataError(
+            "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
+            "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
+        )
+    check_data(data)
+    if checkpoint is not None:
+        check_order(data)
+
+
+def _warn_of_untouched_norms(model: nn.Module) -> None:
+    if names := untouched_norms(model):
+        warnings.warn(
+            f"The running statistics of {listed(names)} are those of a new layer, mean 0 and variance 1: the model "
+            "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
+            "data through the model in train mode first.",
+            IfcompWarning,
+            stacklevel=6,
+        )
+
+
+def _checkpoint_key(
+    recorder: Recorder, selection: Selection, settings: Sequence[FitSettings], fingerprint: str, limit: int | None
+) -> dict[str, Any]:
+    """Everything but the data that the result depends on, as plain JSON."""
+    return {
+        "work": "fit",
+        "model": fingerprint,
+        "settings": [asdict(own) for own in settings],
+        "selection": asdict(selection),
+        "device": str(recorder.device),
+        "autocast": recorder.autocast,
+        "max_memory": limit,
+        "version": __version__,
+    }

@@ -1,0 +1,125 @@
+"""Layers: how the calls of a module become the canonical tensors of a block."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.blocks.block import Block
+from ifcomp.blocks.kronecker import KroneckerBlock
+from ifcomp.blocks.kronecker_inputs import KroneckerInputs, Patches
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """One block of a module, read from the module's inputs and output gradients.
+
+    Values and gradients come as one tensor [B, R, features...] per call, with R rows per example.
+
+    Attributes:
+        block: The block.
+        has_weight: Whether the gradient depends on the input. The gradient of a bias alone does not.
+    """
+
+    block: Block
+    has_weight: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the block."""
+        return self.block.name
+
+    @abstractmethod
+    def input_axes(self, value: Tensor) -> int:
+        """Number of trailing axes of an input that belong to the layer rather than to batch and positions."""
+
+    def output_axes(self, grad: Tensor) -> int:
+        """The same for an output."""
+        return self.input_axes(grad)
+
+    @abstractmethod
+    def inputs(self, values: Sequence[Tensor], output_sizes: Sequence[int], dtype: torch.dtype) -> Any:
+        """Canonical inputs of the block.
+
+        Args:
+            values: Inputs [B, R, features...] of every call.
+            output_sizes: Number of output elements per example of every call.
+            dtype: Precision of canonical tensors.
+        """
+
+    @abstractmethod
+    def output_grads(self, grads: Sequence[Tensor], inputs: Any) -> Tensor:
+        """Canonical output gradients [B, ...] of one cotangent.
+
+        Args:
+            grads: Output gradients [B, R, features...] of every call.
+            inputs: Canonical inputs.
+        """
+
+    def gradient(self, parameter_grads: Mapping[str, Tensor]) -> Tensor:
+        """Autograd's gradients of the block's parameters in the order of `Block.gradients`, [P]."""
+        return torch.cat([parameter_grads[name].flatten() for name in self.block.parameters])
+
+
+@dataclass(frozen=True)
+class KroneckerLayer(Layer):
+    """A layer whose gradient is ``sum_t b_t a_t^T``."""
+
+    block: KroneckerBlock
+
+    @abstractmethod
+    def patches(self, value: Tensor) -> Patches:
+        """Inputs [B, R, features...] of one call as channels that can be unfolded."""
+
+    @abstractmethod
+    def outputs(self, rows: Tensor) -> Tensor:
+        """Output gradients [N, features...] of one call as [N, G, O, T]."""
+
+    def inputs(self, values: Sequence[Tensor], output_sizes: Sequence[int], dtype: torch.dtype) -> KroneckerInputs:
+        shape = self.block.shape
+        positions = sum(output_sizes) // (shape.groups * shape.out_features)
+        calls = [self.patches(value) for value in values] if self.has_weight else []
+        return KroneckerInputs(calls, shape, len(values[0]), positions, dtype, values[0].device)
+
+    def output_grads(self, grads: Sequence[Tensor], inputs: KroneckerInputs) -> Tensor:
+        parts = []
+        for grad in grads:
+            rows = self.outputs(grad.flatten(0, 1)).unflatten(0, grad.shape[:2])  # [B, R, G, O, T]
+            parts.append(rows.squeeze(1) if grad.shape[1] == 1 else rows.permute(0, 2, 3, 1, 4).flatten(3))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def gradient(self, parameter_grads: Mapping[str, Tensor]) -> Tensor:
+        rows = self.block.shape.groups * self.block.shape.out_features
+        parts = [parameter_grads[name].reshape(rows, -1) for name in self.block.parameters]
+        return torch.cat(parts, 1).flatten()
+
+
+class Emit(Protocol):
+    """Reports one affine map of a recording forward: ``output = emit(parts, value, output)``.
+
+    ``parts`` maps names of blocks to their slice of the output's last axis (None: all of it). The forward must go on
+    with the returned output.
+    """
+
+    def __call__(self, parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class TrackedModule:
+    """A module that the recorder hooks, with its layers.
+
+    Attributes:
+        module: The module.
+        layers: Its layers.
+        forward: A replacement of the module's ``forward`` that reports inner maps through `Emit`, for modules that use
+            their parameters inside (attention). None: the module's input and output suffice.
+    """
+
+    module: nn.Module
+    layers: tuple[Layer, ...]
+    forward: Callable[..., object] | None = None

@@ -1,0 +1,159 @@
+"""The recorder runs a model, records the calls of its layers and leaves the model unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.blocks.block import Block
+from ifcomp.data.batches import Batch
+from ifcomp.layers.forward import autocast_dtype, evaluating, run_in_autocast
+from ifcomp.layers.inventory import Inventory
+from ifcomp.layers.layer import TrackedModule
+from ifcomp.layers.layout import Layout
+from ifcomp.layers.other import other_gradients
+from ifcomp.layers.recording import Recording
+from ifcomp.layers.wrappers import uncompiled
+
+
+class Recorder:
+    """Records the layers of an inventory.
+
+    Example:
+        >>> with recorder.attached():
+        ...     recording = recorder.record(batch)
+    """
+
+    def __init__(
+        self, model: nn.Module, inventory: Inventory, layouts: Mapping[str, Layout], num_classes: int = 0
+    ) -> None:
+        """Prepare; the model is not touched yet.
+
+        Args:
+            model: The classifier.
+            inventory: Its blocks.
+            layouts: Batch axis of every layer that was called on the verified examples.
+            num_classes: K, the number of logits.
+        """
+        self.model, self.inventory, self.layouts, self.num_classes = model, inventory, layouts, num_classes
+        self.device = next(model.parameters()).device
+        self.dtype = working_dtype(model)
+        self._recording: Recording | None = None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks."""
+        return self.inventory.blocks
+
+    @property
+    def autocast(self) -> str | None:
+        """The precision of the surrounding ``torch.autocast``; None outside of it."""
+        dtype = autocast_dtype(self.device)
+        return None if dtype is None else str(dtype)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Put the model in eval mode and hook its layers; afterwards it is as before.
+
+        Only covered parameters require gradients inside, so autograd stores nothing below the first of them.
+        """
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
+        covered = {id(parameters[name]) for block in self.blocks for name in block.parameters}
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(self.model))
+            stack.enter_context(uncompiled(self.model))
+            for tracked in self.inventory.tracked:
+                self._attach(tracked, stack)
+            for parameter in self.model.parameters():
+                if parameter.requires_grad and id(parameter) not in covered:
+                    parameter.requires_grad_(False)
+                    stack.callback(parameter.requires_grad_, True)
+            yield
+
+    def record(self, batch: Batch, *, check_layouts: bool = True) -> Recording:
+        """Run the model on a batch; inside `attached`.
+
+        Args:
+            batch: Examples on the model's device.
+            check_layouts: Whether every layer must be called as on the verified examples.
+        """
+        names = [block.name for block in self.inventory.others]
+        recording = Recording(
+            batch.size,
+            self.inventory.layers,
+            self.layouts,
+            self.dtype,
+            self.inventory.others,
+            lambda cotangents: other_gradients(self.model, names, batch, cotangents, self.dtype),
+        )
+        self._recording = recording
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                recording.logits, recording.backward_dtype = run_in_autocast(self.model, batch)
+        finally:
+            self._recording = None
+        for layer in self.inventory.layers:
+            recording.check_unchanged(layer)
+            if check_layouts:
+                recording.check_layout(layer)
+        return recording
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Disable autograd, inference mode and autocast, whatever modes surround the call."""
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def zeros(self, *shape: int) -> Tensor:
+        """An accumulator on the model's device."""
+        with self.computing():
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _attach(self, tracked: TrackedModule, stack: ExitStack) -> None:
+        """Hook a module, or replace its forward, until the stack is closed."""
+        if tracked.forward is None:
+            hook = tracked.module.register_forward_hook(self._hook(tracked), prepend=True, with_kwargs=True)
+            stack.callback(hook.remove)
+        else:
+            tracked.module.forward = self._replacement(tracked)
+            stack.callback(delattr, tracked.module, "forward")
+
+    def _hook(self, tracked: TrackedModule) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            value = args[0] if args else kwargs["input"]
+            return self._emit(tracked, {tracked.layers[0].name: None}, value, output)
+
+        return hook
+
+    def _replacement(self, tracked: TrackedModule) -> Callable[..., object]:
+        def emit(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
+            return self._emit(tracked, parts, value, output)
+
+        def forward(*args: Any, **kwargs: Any) -> object:
+            assert tracked.forward is not None
+            return tracked.forward(emit, *args, **kwargs)
+
+        return forward
+
+    def _emit(self, tracked: TrackedModule, parts: Mapping[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
+        """Record one affine map, and expand an output that the batch shares."""
+        recording = self._recording
+        if recording is None or not output.requires_grad:
+            return output
+        names = [layer.name for layer in tracked.layers if layer.name in parts]
+        if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
+            value = value.expand(recording.batch, *value.shape[1:])
+            output = output.expand(recording.batch, *output.shape[1:])
+        for name in names:
+            recording.add(name, value, output, parts[name])
+        return output
+
+
+def working_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of canonical tensors and factors: float64 if a parameter has it, else float32."""
+    doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    return torch.float64 if doubles else torch.float32

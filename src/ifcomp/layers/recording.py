@@ -1,0 +1,216 @@
+"""One recorded forward pass: canonical inputs of every layer, and output gradients from ordinary backward passes.
+
+The forward pass runs in eval mode, so examples are independent: one backward of the batch gives the output gradients
+of every example at once. No weight gradient is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ifcomp.blocks.block import Block
+from ifcomp.errors import ModelError, NonFiniteError
+from ifcomp.layers.layer import Layer
+from ifcomp.layers.layout import Layout
+
+#: The largest entry of a cotangent is scaled to this power of two for a backward in float16, whose range is 2^-24 to
+#: 2^16.
+_HALF_EXPONENT = 8
+
+#: Per-example gradients [C, B, P] by name, for cotangents [C, B, K].
+OtherGradients = Callable[[Tensor], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer.
+
+    Attributes:
+        value: The input, detached.
+        edge: The autograd edge of the output. It is taken at the time of the call, so later in-place operations on the
+            output do not matter.
+        part: Slice of the output's last axis that belongs to the block; None for all of it.
+        shape: Shape of that part of the output.
+        version: Version counter of the input, to detect later in-place changes.
+    """
+
+    value: Tensor
+    edge: GradientEdge
+    part: slice | None
+    shape: torch.Size
+    version: int
+
+
+class Recording:
+    """Layer calls of one forward pass."""
+
+    def __init__(
+        self,
+        batch: int,
+        layers: Sequence[Layer],
+        layouts: Mapping[str, Layout],
+        dtype: torch.dtype,
+        others: Sequence[Block] = (),
+        other_gradients: OtherGradients = lambda cotangents: {},
+    ) -> None:
+        """Start without calls; the recorder adds them.
+
+        Args:
+            batch: B.
+            layers: Layers that are recorded.
+            layouts: Batch axis of every layer.
+            dtype: Precision of canonical tensors.
+            others: Blocks of parameters without a layer rule.
+            other_gradients: Computes the gradients of those.
+        """
+        self.batch, self.layouts, self.dtype = batch, layouts, dtype
+        self.logits: Tensor = torch.empty(0)
+        self.backward_dtype = dtype
+        self.calls: dict[str, list[LayerCall]] = {}
+        self._layers = {layer.name: layer for layer in layers}
+        self._others, self._other_gradients = tuple(others), other_gradients
+        self._inputs: dict[str, Any] = {}
+
+    def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
+        """Record one call of a layer."""
+        shape = output.shape if part is None else output[..., part].shape
+        call = LayerCall(value.detach(), get_gradient_edge(output), part, shape, value._version)
+        self.calls.setdefault(name, []).append(call)
+
+    def set_layout(self, layer: Layer, layout: Layout) -> None:
+        """Read a layer with another layout."""
+        self.layouts = {**self.layouts, layer.name: layout}
+        self._inputs.pop(layer.name, None)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks that were used in this forward pass."""
+        return (*(self._layers[name].block for name in self._layers if name in self.calls), *self._others)
+
+    def inputs(self, block: Block) -> Any:
+        """Canonical inputs of a block; computed once."""
+        name = block.name
+        if name not in self._layers:
+            return None
+        if name not in self._inputs:
+            layer, layout = self._layers[name], self.layouts[name]
+            calls = self.calls[name]
+            values = [layout.by_example(call.value, layer.input_axes(call.value), self.batch) for call in calls]
+            output_sizes = [call.shape.numel() // self.batch for call in calls]
+            self._inputs[name] = layer.inputs(values, output_sizes, self.dtype)
+        return self._inputs[name]
+
+    def output_grads(self, cotangents: Tensor, blocks: Iterable[Block]) -> dict[str, Tensor]:
+        """Canonical output gradients [B, C, ...] of every block, from one backward per cotangent.
+
+        Args:
+            cotangents: Vectors over the logits, [C, B, K].
+            blocks: Blocks to compute.
+        """
+        names = {block.name for block in blocks}
+        layers = [layer for name, layer in self._layers.items() if name in names and name in self.calls]
+        stacked: dict[str, Tensor] = {}
+        for index, cotangent in enumerate(cotangents):
+            grads = self._backward(cotangent, layers)
+            for layer in layers:
+                grad = layer.output_grads(grads.pop(layer.name), self.inputs(layer.block))
+                if len(cotangents) == 1:
+                    stacked[layer.name] = grad.unsqueeze(1)
+                    continue
+                if layer.name not in stacked:
+                    stacked[layer.name] = grad.new_empty(self.batch, len(cotangents), *grad.shape[1:])
+                stacked[layer.name][:, index] = grad
+        if any(block.name in names for block in self._others):
+            found = self._other_gradients(cotangents)
+            stacked |= {name: grad.transpose(0, 1) for name, grad in found.items() if name in names}
+        return stacked
+
+    def canonical(self, cotangents: Tensor, blocks: Iterable[Block]) -> Iterator[tuple[Block, Any, Tensor]]:
+        """Each block with its canonical inputs and output gradients [B, C, ...], which are freed block by block."""
+        blocks = list(blocks)
+        output_grads = self.output_grads(cotangents, blocks)
+        for block in blocks:
+            yield block, self.inputs(block), output_grads.pop(block.name)
+
+    def _backward(self, cotangent: Tensor, layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
+        """Output gradients [B, R, features...] of every call of the layers, for one cotangent [B, K]."""
+        if not layers:
+            return {}
+        edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
+        scales = half_scales(cotangent, self.backward_dtype)
+        scaled = cotangent if scales is None else cotangent * scales.unsqueeze(-1)
+        found = torch.autograd.grad(
+            self.logits, list(edges.values()), scaled.to(self.logits.dtype), retain_graph=True, allow_unused=True
+        )
+        if scales is not None:
+            check_half(found)
+        by_edge = dict(zip(edges, found, strict=True))
+        return {
+            layer.name: [
+                self._by_example(layer, call, by_edge[_key(call.edge)], scales) for call in self.calls[layer.name]
+            ]
+            for layer in layers
+        }
+
+    def _by_example(self, layer: Layer, call: LayerCall, grad: Tensor | None, scales: Tensor | None) -> Tensor:
+        """The output gradient of one call by example, [B, R, features...]; zeros if the logits do not depend on it."""
+        if grad is None:
+            grad = self.logits.new_zeros(call.shape)
+        elif call.part is not None:
+            grad = grad[..., call.part]
+        rows = self.layouts[layer.name].by_example(grad, layer.output_axes(grad), self.batch).to(self.dtype)
+        return rows if scales is None else rows / scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+
+    def check_layout(self, layer: Layer) -> None:
+        """Raise ModelError if a layer was called in another way than on the verified examples."""
+        layout = self.layouts.get(layer.name)
+        for call in self.calls.get(layer.name, []):
+            axes = layer.input_axes(call.value)
+            if layout is None or not layout.fits(call.value.shape, axes, self.batch, expanded=True):
+                raise ModelError(
+                    f"Layer '{layer.name}' does not run as on the examples that were checked first: its input has "
+                    f"shape {list(call.value.shape)} in a batch of {self.batch}. Begin with a batch in which every "
+                    "layer runs as usual, or leave the layer out with layers= or requires_grad_(False)."
+                )
+
+    def check_unchanged(self, layer: Layer) -> None:
+        """Raise ModelError if an input was changed in place after the layer used it."""
+        calls = self.calls.get(layer.name, [])
+        if layer.has_weight and any(call.value._version != call.version for call in calls):
+            raise ModelError(
+                f"The input of layer '{layer.name}' is changed in place after the layer used it, so its gradient "
+                "cannot be formed. Use the out-of-place operation there."
+            )
+
+
+def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Powers of two by which cotangents [..., B, K] are multiplied for a backward in float16, [..., B].
+
+    The residuals ``p - e_y`` of a confident model are below the range of float16. Examples are independent, so each has
+    its own scale. None for other precisions.
+    """
+    if dtype != torch.float16:
+        return None
+    exponent = torch.frexp(cotangents.double().abs().amax(-1)).exponent
+    return torch.exp2((_HALF_EXPONENT - exponent).double())
+
+
+def check_half(gradients: Iterable[Tensor | None]) -> None:
+    """Raise NonFiniteError if a backward in float16 overflowed."""
+    finite = [gradient.isfinite().all() for gradient in gradients if gradient is not None]
+    if finite and not torch.stack(finite).all():
+        raise NonFiniteError(
+            "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
+            "inputs of the same type."
+        )
+
+
+def _key(edge: GradientEdge) -> tuple[int, int]:
+    return id(edge.node), edge.output_nr

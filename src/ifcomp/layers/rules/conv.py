@@ -1,0 +1,99 @@
+"""``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``: stride, dilation, groups, every padding and padding mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifcomp.blocks.kronecker import KroneckerBlock
+from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
+from ifcomp.layers.layer import KroneckerLayer, TrackedModule
+from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+
+#: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
+#: eigendecomposition then takes minutes, and rotating by it more than forming the gradients.
+SUA_FROM_INPUTS = 1024
+
+_Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+@dataclass(frozen=True)
+class ConvLayer(KroneckerLayer):
+    """Every output position is one position; its input is a patch [C, *kernel], channels first as in the weight."""
+
+    module: _Conv
+
+    def input_axes(self, value: Tensor) -> int:
+        return len(self.module.kernel_size) + 1
+
+    def patches(self, value: Tensor) -> Patches:
+        channels = value.unflatten(2, (self.block.shape.groups, -1))  # [B, R, G, C, *S]
+        return Patches(channels, partial(unfold, module=self.module))
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        return rows.reshape(len(rows), self.block.shape.groups, self.block.shape.out_features, -1)
+
+
+def unfold(channels: Tensor, module: _Conv) -> Tensor:
+    """Extract the patches of a convolution, [N, G, C, *S] to [N, G, C*kernel, T]."""
+    axes = len(module.kernel_size)
+    windows = _pad(channels.flatten(1, 2), module)  # [N, G*C, *S]
+    for axis in range(axes):
+        span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        windows = windows.unfold(axis + 2, span, module.stride[axis])[..., :: module.dilation[axis]]
+    order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))
+    patches = windows.permute(order)  # [N, G*C, *kernel, *positions]
+    features = channels.shape[2] * math.prod(module.kernel_size)
+    return patches.reshape(len(patches), module.groups, features, -1)
+
+
+def _pad(values: Tensor, module: _Conv) -> Tensor:
+    """Apply the padding of the convolution to its input [N, G*C, *S]."""
+    widths = _padding_widths(module)
+    if not any(widths):
+        return values
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(values, widths, mode=mode)
+
+
+def _padding_widths(module: _Conv) -> list[int]:
+    """The padding as `F.pad` expects it: before and after each axis, the last axis first."""
+    if module.padding == "valid":
+        return [0, 0] * len(module.kernel_size)
+    widths: list[int] = []
+    for axis in reversed(range(len(module.kernel_size))):
+        if isinstance(module.padding, str):
+            total = module.dilation[axis] * (module.kernel_size[axis] - 1)
+            widths += [total // 2, total - total // 2]
+        else:
+            widths += [module.padding[axis]] * 2
+    return widths
+
+
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
+    """One Kronecker block; the groups of the convolution are the groups of the block."""
+    assert isinstance(module, _Conv)
+    names = trainable_names(module, "weight", "bias")
+    if not names:
+        return None
+    has_weight, has_bias = "weight" in names, "bias" in names
+    channels, offsets = module.in_channels // module.groups, math.prod(module.kernel_size)
+    inputs = channels * offsets * has_weight + has_bias
+    shares = selection.sua if isinstance(selection.sua, bool) else inputs > SUA_FROM_INPUTS
+    shares = shares and offsets > 1 and has_weight
+    shape = KroneckerShape(
+        groups=module.groups,
+        out_features=module.out_channels // module.groups,
+        channels=channels if shares else inputs,
+        offsets=offsets if shares else 1,
+        has_bias=has_bias,
+    )
+    parameters = tuple(qualified_name(name, parameter) for parameter in names)
+    kind = f"conv{len(module.kernel_size)}d"
+    block = KroneckerBlock(name, kind, parameters, module.out_channels * inputs, shape)
+    return TrackedModule(module, (ConvLayer(block, has_weight, module),))

@@ -1,0 +1,72 @@
+"""``nn.Linear`` on any leading axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.blocks.kronecker import KroneckerBlock
+from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
+from ifcomp.layers.layer import KroneckerLayer, TrackedModule
+from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+
+
+@dataclass(frozen=True)
+class LinearLayer(KroneckerLayer):
+    """Every row [J] of the input is one position.
+
+    Attributes:
+        first_row: First row of the block in parameters that several blocks share.
+    """
+
+    first_row: int = 0
+
+    def input_axes(self, value: Tensor) -> int:
+        return 1
+
+    def patches(self, value: Tensor) -> Patches:
+        return Patches(value[:, :, None, :, None], lambda channels: channels)
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        return rows[:, None, :, None]
+
+    def gradient(self, parameter_grads: Mapping[str, Tensor]) -> Tensor:
+        count = self.block.shape.out_features
+        packed = slice(self.first_row, self.first_row + count)
+        grads = [parameter_grads[name] for name in self.block.parameters]
+        grads = [grad if len(grad) == count else grad[packed] for grad in grads]
+        return torch.cat([grad.reshape(count, -1) for grad in grads], 1).flatten()
+
+
+def linear_block(name: str, parameters: list[str], in_features: int, out_features: int) -> KroneckerBlock:
+    """Build the block of an affine map.
+
+    Args:
+        name: Name of the block.
+        parameters: Full names, the weight before the bias.
+        in_features: Inputs of the map.
+        out_features: Outputs of the map.
+    """
+    has_bias = any(parameter.endswith("bias") for parameter in parameters)
+    inputs = in_features * has_weight(parameters) + has_bias
+    shape = KroneckerShape(groups=1, out_features=out_features, channels=inputs, offsets=1, has_bias=has_bias)
+    return KroneckerBlock(name, "linear", tuple(parameters), out_features * inputs, shape)
+
+
+def has_weight(parameters: list[str]) -> bool:
+    """Whether a weight is among full names of parameters."""
+    return any(parameter.endswith("weight") for parameter in parameters)
+
+
+@register(nn.Linear)
+def linear(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
+    """One Kronecker block."""
+    assert isinstance(module, nn.Linear)
+    parameters = [qualified_name(name, parameter) for parameter in trainable_names(module, "weight", "bias")]
+    if not parameters:
+        return None
+    block = linear_block(name, parameters, module.in_features, module.out_features)
+    return TrackedModule(module, (LinearLayer(block, has_weight(parameters)),))
