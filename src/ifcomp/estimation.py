@@ -1,50 +1,41 @@
-"""Memory, disk and time of a fit and of scoring, before either: sizes from the layers, times from a few examples."""
+"""Memory, disk and time of a fit and of scoring, from a few examples."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ifcomp.blocks.block import Basis
-from ifcomp.curvature.holdings import (
-    block_bytes,
-    check_factors,
-    check_pieces,
-    covariance_bytes,
-    eigen_bytes,
-    factor_bytes,
-    factor_shapes,
-    fit_steps,
-    most_cotangents,
-)
-from ifcomp.curvature.passes import fit_covariances, fit_second_moments
+from ifcomp.blocks.block import Basis, Block
+from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches, check_data
 from ifcomp.errors import EmptyDataError
-from ifcomp.influence.choice import choose_kernel, direct_cost, form_bytes, pairs_cost, weight_bytes
-from ifcomp.influence.weights import Weights, invert
-from ifcomp.layers.block import Block, KroneckerBlock
-from ifcomp.layers.session import Footprint, Holds, Session, working_dtype
-from ifcomp.memory import Budget, as_bytes, as_text, available, even_size
+from ifcomp.fitting import FitPasses
+from ifcomp.layers.recorder import Recorder, working_dtype
+from ifcomp.layers.verification import verified_recorder
+from ifcomp.memory import as_bytes, as_text, available
+from ifcomp.microbatches import Microbatches
 from ifcomp.predictor import IFComp
-from ifcomp.scoring import Evaluation, ScoreOptions, score_columns
+from ifcomp.scoring import ScoreOptions, build_evaluation, score_columns
 
-#: What libraries take when they are first used: convolution primitives, LAPACK, pandas.
-_LIBRARIES = 60 * 10**6
+#: Bytes that libraries take when they are first used: convolution primitives, LAPACK, pandas.
+_LIBRARY_BYTES = 60 * 10**6
 
-#: What the process takes for each byte of tensors: operations need room of their own, and memory gets holes.
+#: Process memory per byte of tensors: operations need workspace, and the heap fragments.
 _OVERHEAD = 1.25
 
-#: Seconds that one step of the calibration may take.
-_PATIENCE = 1.0
+#: Number of examples whose peak memory is measured.
+_MEASURED_EXAMPLES = 4
 
-#: Side of the matrix whose eigendecomposition is timed; others are taken to need the cube of theirs.
+#: Side of the matrix whose eigendecomposition is timed; time grows with the cube of the side.
 _SIDE = 256
+
+#: Titles of `cells`.
+CELLS: tuple[str, ...] = ("layer", "kind", "parameters", "memory", "disk")
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,11 @@ class LayerEstimate:
     """One block.
 
     Attributes:
-        name: Of the block.
-        kind: In words.
-        parameters: How many it covers.
-        memory: Bytes of its covariances or factors, at their largest, and of one eigendecomposition.
+        name: Name of the block.
+        kind: Kind of its module.
+        parameters: Number of parameters.
+        memory: Peak bytes of its covariances or factors, with the workspace of its eigendecompositions.
         disk: Bytes of its factors in a file.
-        fit_seconds: Share of the fit.
-        score_seconds: Share of scoring.
     """
 
     name: str
@@ -66,22 +55,20 @@ class LayerEstimate:
     parameters: int
     memory: int
     disk: int
-    fit_seconds: float
-    score_seconds: float
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a fit and scoring will take. ``print`` shows it as a table.
+    """Memory, disk and time of a fit and of scoring. ``print`` shows a table.
 
     Attributes:
-        layers: Block by block; memory that all share (activations, output gradients) is in the totals only.
-        examples: For which the seconds are.
-        fit_memory: Bytes that the process takes at the peak of a fit, beside model and data.
+        layers: Factors block by block. Memory of activations and output gradients is in the totals only.
+        examples: Number of examples that the seconds are for.
+        fit_memory: Peak bytes of the process during a fit, beside model and data.
         score_memory: The same for scoring.
         disk: Bytes of the file that `IFComp.save` writes.
         fit_seconds: Both passes and the eigendecompositions.
-        score_seconds: Scoring as many examples.
+        score_seconds: Scoring the same number of examples.
     """
 
     layers: tuple[LayerEstimate, ...]
@@ -93,9 +80,9 @@ class Estimate:
     score_seconds: float
 
     def __str__(self) -> str:
-        rows = [("layer", "kind", "parameters", "memory", "disk", "fit", "score")]
+        rows = [CELLS]
         rows += [cells(layer) for layer in self.layers]
-        widths = [max(len(row[column]) for row in rows) for column in range(7)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(CELLS))]
         lines = [
             "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs))
             for pairs in (list(zip(row, widths, strict=True)) for row in rows)
@@ -105,7 +92,7 @@ class Estimate:
 
     @property
     def summary(self) -> list[str]:
-        """The totals in words."""
+        """The totals as text."""
         return [
             f"fit: {as_text(self.fit_memory)} at the peak, {self.fit_seconds:.3g} s for {self.examples:,} examples, "
             f"{as_text(self.disk)} on disk",
@@ -114,16 +101,14 @@ class Estimate:
         ]
 
 
-def cells(layer: LayerEstimate) -> tuple[str, str, str, str, str, str, str]:
-    """A layer as the cells of a table."""
+def cells(layer: LayerEstimate) -> tuple[str, ...]:
+    """A layer as the cells of a table, see `CELLS`."""
     return (
         layer.name or "(model)",
         layer.kind,
         f"{layer.parameters:,}",
         as_text(layer.memory),
         as_text(layer.disk),
-        f"{layer.fit_seconds:.3g} s",
-        f"{layer.score_seconds:.3g} s",
     )
 
 
@@ -134,16 +119,18 @@ def estimate(
     examples: int | None = None,
     probes: int | None = None,
     max_memory: int | str | None = None,
+    seconds: float = 1.0,
     **options: Any,
 ) -> Estimate:
-    """Estimate memory, disk and time of a fit on this data and of scoring it, from a few examples of the first batch.
+    """Estimate memory, disk and time of a fit on this data and of scoring it, from examples of the first batch.
 
     Args:
-        model: The classifier; it is not changed.
+        model: The classifier; it is not modified.
         data: As for `IFComp.fit`; only its first batch is read.
-        examples: How many there are. None: the number of batches times the size of the first.
+        examples: Number of examples. None: the number of batches times the size of the first.
         probes: As for `IFComp.score`.
         max_memory: As for `IFComp.fit` and `IFComp.score`.
+        seconds: Time of each measurement.
         options: Of `IFComp`: ``layers``, ``fisher``, ``sua`` and so on.
 
     Raises:
@@ -157,91 +144,70 @@ def estimate(
         raise EmptyDataError("An estimate needs at least one example, but the data is empty.")
     if examples is None:
         examples = len(data) * first.size if isinstance(data, Sized) else first.size
-    item_bytes = working_dtype(model).itemsize
-    check_factors(ifc._inventory.blocks, item_bytes, 1, limit, available(next(model.parameters()).device))
+    itemsize = working_dtype(ifc.model).itemsize
     with torch.inference_mode(False):
-        session = Session(ifc.model, ifc._selection, first)
-        check_pieces(session, first, [ifc.settings], limit)
-        passes, score, evaluation = _calibrate(session, ifc, first, score_options)
-        cotangents = session.num_classes if probes is None else probes
-        with session.attached():
-            footprint = session.footprint(first)
-            fits = most_cotangents(session, [ifc.settings])
-            steps = [_peak(session, first, fits, *step) for step in fit_steps(session, 1, limit)]
-            holds = partial(form_bytes, session, evaluation.weights, cotangents)
-            score_peak = _peak(session, first, cotangents, Budget(limit, weight_bytes(session)), holds)
-    eigen = {block.name: _eigen_work(block) for block in session.blocks}
-    work = {block.name: _work(block, footprint, cotangents, evaluation.weights) for block in session.blocks}
-    decompositions = _seconds_per_cube() * sum(eigen.values())
-    layers = tuple(
-        _layer(
-            block,
-            item_bytes,
-            _share(work, block) * passes * examples + _share(eigen, block) * decompositions,
-            _share(work, block) * score * examples,
-        )
-        for block in session.blocks
-    )
+        recorder = verified_recorder(ifc.model, ifc._inventory, first, ifc._selection.layers)
+        check_factor_memory(recorder.blocks, itemsize, 1, limit, available(recorder.device))
+        passes = FitPasses(recorder, [ifc.settings], limit)
+        bases = [_identity_bases(recorder)]
+        first_pass = _timed(first, seconds, lambda batch: passes.covariances([batch]))
+        second_pass = _timed(first, seconds, lambda batch: passes.second_moments([batch], bases))
+        factors = passes.second_moments([first.select(slice(0, 2))], bases)[0]
+        evaluation = build_evaluation(recorder, factors, ifc.damping, limit)
+        score = _timed(first, seconds, lambda batch: score_columns(evaluation, [batch], score_options))
+    eigen_seconds = _seconds_per_cube() * sum(map(_eigen_work, recorder.blocks))
+    fit_peaks = [_peak(microbatches, first, passes.cotangents) for microbatches in passes.microbatches]
+    score_peak = _peak(evaluation.microbatches, first, probes or recorder.num_classes)
+    layers = tuple(_layer(block, itemsize) for block in recorder.blocks)
     return Estimate(
         layers,
         examples,
-        _process(max(*steps, eigen_bytes(session.blocks, item_bytes))),
-        _process(score_peak),
+        process_bytes(max(*fit_peaks, eigen_bytes(recorder.blocks, itemsize))),
+        process_bytes(score_peak),
         sum(layer.disk for layer in layers),
-        passes * examples + decompositions,
+        (first_pass + second_pass) * examples + eigen_seconds,
         score * examples,
     )
 
 
-def _process(tensors: int) -> int:
-    """Bytes of a process that holds so many bytes of tensors."""
-    return int(_OVERHEAD * tensors) + _LIBRARIES
+def process_bytes(tensor_bytes: int) -> int:
+    """Memory of a process whose tensors take this many bytes, beside model and data."""
+    return int(_OVERHEAD * tensor_bytes) + _LIBRARY_BYTES
 
 
-def _peak(session: Session, first: Batch, cotangents: int, budget: Budget, holds: Holds) -> int:
-    """What a step holds with the pieces that it will work on, if all batches are of the size of the first."""
-    examples, at_once = session.plan(first, cotangents, budget, holds)
-    footprint = session.footprint(first)
-    filters = footprint.filters if session.is_quick(budget) else 0
-    return budget.held + filters + holds(footprint, even_size(first.size, examples), at_once)
+def _peak(microbatches: Microbatches, first: Batch, cotangents: int) -> int:
+    """Peak bytes of tensors if all batches are like the first."""
+    return microbatches.held + microbatches.predict(first, cotangents)
 
 
-def _calibrate(session: Session, ifc: IFComp, first: Batch, options: ScoreOptions) -> tuple[float, float, Evaluation]:
-    """Seconds for an example of both passes, and of scoring; and what scores, with axes in the place of eigenvectors,
-    which take as long.
-    """
-    settings = [ifc.settings]
-    passes = _timed(first, lambda batch: fit_covariances(session, [batch], settings))
-    bases = [_axes(session)]
-    passes += _timed(first, lambda batch: fit_second_moments(session, [batch], settings, bases))
-    factors = fit_second_moments(session, [first.select(slice(0, 2))], settings, bases)[0]
-    with session.computing():
-        evaluation = Evaluation(session, factors, invert(factors, ifc.damping, session.blocks), ifc.damping)
-    return passes, _timed(first, lambda batch: score_columns(evaluation, [batch], options)), evaluation
-
-
-def _timed(batch: Batch, run: Callable[[Batch], object]) -> float:
-    """Seconds for an example, from as many as time allows; the first run, which is slower, does not count."""
-    seconds, count = 0.0, min(2, batch.size)
+def _timed(batch: Batch, seconds: float, run: Callable[[Batch], object]) -> float:
+    """Seconds per example. The first run measures memory and does not count."""
+    run(batch.select(slice(0, _MEASURED_EXAMPLES)))
+    count, elapsed = min(2, batch.size), 0.0
     for _ in range(2):
         started = time.perf_counter()
         run(batch.select(slice(0, count)))
-        seconds = (time.perf_counter() - started) / count
-        count = max(1, min(batch.size, int(_PATIENCE / seconds)))
-    return seconds
+        elapsed = (time.perf_counter() - started) / count
+        count = max(1, min(batch.size, int(seconds / elapsed)))
+    return elapsed
 
 
-def _axes(session: Session) -> dict[str, Basis]:
-    def axes(shape: tuple[int, ...] | None) -> Tensor | None:
-        if shape is None:
-            return None
-        return torch.eye(shape[-1], dtype=session.dtype, device=session.device).expand(shape).contiguous()
+def _identity_bases(recorder: Recorder) -> dict[str, Basis]:
+    """Identities in place of eigenvectors; rotating by them takes as long."""
 
-    found = {block.name: [axes(shape) for shape in factor_shapes(block)[1:]] for block in session.kronecker}
-    return {name: Basis(inputs, outputs) for name, (inputs, outputs) in found.items() if outputs is not None}
+    def identity(shape: tuple[int, ...]) -> Tensor:
+        return torch.eye(shape[-1], dtype=recorder.dtype, device=recorder.device).expand(shape).contiguous()
+
+    bases = {}
+    for block in recorder.blocks:
+        _, inputs, outputs = block.factor_shapes
+        if outputs is not None:
+            bases[block.name] = Basis(None if inputs is None else identity(inputs), identity(outputs))
+    return bases
 
 
 def _seconds_per_cube() -> float:
+    """Seconds of an eigendecomposition divided by the cube of the side."""
     matrix = torch.eye(_SIDE, dtype=torch.float64) + 1e-3
     torch.linalg.eigh(matrix)
     started = time.perf_counter()
@@ -250,25 +216,10 @@ def _seconds_per_cube() -> float:
 
 
 def _eigen_work(block: Block) -> float:
-    """Multiplications of its eigendecompositions, over a constant."""
-    return float(sum(shape[0] * shape[-1] ** 3 for shape in factor_shapes(block)[1:] if shape is not None))
+    """Cubes of the sides of the covariances of a block."""
+    return float(sum(shape[0] * shape[-1] ** 3 for shape in block.factor_shapes[1:] if shape is not None))
 
 
-def _work(block: Block, footprint: Footprint, cotangents: int, weights: Mapping[str, Weights]) -> float:
-    """Multiplications for an example, about: backward through the layer, and its forms."""
-    if not isinstance(block, KroneckerBlock):
-        return float(block.size * cotangents)
-    positions = footprint.positions.get(block.name, 0)
-    kernel = choose_kernel(block, positions, cotangents, weights[block.name].condition)
-    forms = (pairs_cost if kernel == "pairs" else direct_cost)(block, positions, cotangents)
-    return forms + block.groups * block.rows * block.columns * positions * (1 + cotangents)
-
-
-def _share(work: Mapping[str, float], block: Block) -> float:
-    return work[block.name] / (sum(work.values()) or 1.0)
-
-
-def _layer(block: Block, item_bytes: int, fit_seconds: float, score_seconds: float) -> LayerEstimate:
-    memory = max(step([block], item_bytes) for step in (covariance_bytes, eigen_bytes, factor_bytes))
-    disk = sum(block_bytes(block, item_bytes))
-    return LayerEstimate(block.name, block.kind, block.size, memory, disk, fit_seconds, score_seconds)
+def _layer(block: Block, itemsize: int) -> LayerEstimate:
+    memory = max(step([block], itemsize) for step in (covariance_bytes, eigen_bytes, factor_bytes))
+    return LayerEstimate(block.name, block.kind, block.size, memory, sum(block_bytes(block, itemsize)))

@@ -90,7 +90,7 @@ def fit_factors(
             key = _checkpoint_key(recorder, selection, settings, fingerprint, limit)
             size = checkpoint_bytes(recorder.blocks, itemsize, len(settings))
             work = stack.enter_context(checkpoint.work(key, STAGES, size))
-        passes = _Passes(recorder, settings, limit, work)
+        passes = FitPasses(recorder, settings, limit, work)
         sums, count = passes.covariances(itertools.chain([first], batches))
         bases = passes.eigenbases(sums, count)
         del sums
@@ -106,11 +106,34 @@ def fit_factors(
     return recorder, factors
 
 
-class _Passes:
-    """The stages of a fit. Each saves its accumulators in the checkpoint and continues from saved ones."""
+class FitPasses:
+    """The stages of a fit. Each saves its accumulators in the checkpoint and continues from saved ones.
 
-    def __init__(self, recorder: Recorder, settings: Sequence[FitSettings], limit: int | None, work: Work) -> None:
-        self._recorder, self._settings, self._limit, self._work = recorder, settings, limit, work
+    Attributes:
+        cotangents: Number of cotangents per example.
+        microbatches: Splits batches into microbatches, for each of the two passes.
+    """
+
+    def __init__(
+        self, recorder: Recorder, settings: Sequence[FitSettings], limit: int | None = None, work: Work = UNSAVED
+    ) -> None:
+        """Prepare both passes.
+
+        Args:
+            recorder: Records the model.
+            settings: Temperature, Fisher and seed of each fit.
+            limit: Bytes that tensors may take beside model and data.
+            work: Saves accumulators from time to time.
+        """
+        self._recorder, self._settings, self._work = recorder, settings, work
+        exact = any(own.fisher == "exact" for own in settings)
+        self.cotangents = recorder.num_classes if exact else max(own.label_samples for own in settings)
+        self.microbatches = tuple(
+            Microbatches(
+                recorder.device, limit=limit, held=held(recorder.blocks, recorder.dtype.itemsize, len(settings))
+            )
+            for held in (covariance_bytes, factor_bytes)
+        )
 
     def covariances(self, batches: Iterable[Batch]) -> tuple[CovarianceSums, int]:
         """First pass: sums of outer products, and the number of examples."""
@@ -119,8 +142,7 @@ class _Passes:
         state = {"examples/0": count, **sums.tensors}
         restore(state, self._work.enter(STAGES[0], lambda: state))
         if not self._work.is_done(STAGES[0]):
-            held = covariance_bytes(self._recorder.blocks, self._recorder.dtype.itemsize, len(self._settings))
-            self._run(batches, 0, sums.add, count, held)
+            self._run(batches, 0, sums.add, count)
             add_up(state.values())
         return sums, int(count)
 
@@ -142,9 +164,15 @@ class _Passes:
         return eigenbases(sums, decompose)
 
     def second_moments(
-        self, batches: Iterable[Batch], bases: Sequence[Mapping[str, Basis]], count_before: int
+        self, batches: Iterable[Batch], bases: Sequence[Mapping[str, Basis]], count_before: int = 0
     ) -> list[Factors]:
-        """Second pass: mean squared gradients in the eigenbasis, with fresh label samples."""
+        """Second pass: mean squared gradients in the eigenbasis, with fresh label samples.
+
+        Args:
+            batches: The training data.
+            bases: Eigenbases for each of the settings.
+            count_before: Number of examples of the first pass, which is saved in the checkpoint.
+        """
         recorder = self._recorder
         vectors = {f"basis/{name}": value for name, value in basis_tensors(bases).items()}
         common = {"examples/0": torch.tensor(count_before, device="cpu"), **vectors}
@@ -160,8 +188,7 @@ class _Passes:
             for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
                 add_second_moments(sums, recording, basis, vectors, at_once)
 
-        held = factor_bytes(recorder.blocks, recorder.dtype.itemsize, len(self._settings))
-        self._run(batches, 1, add, count, held)
+        self._run(batches, 1, add, count)
         add_up(state.values())
         examples = int(count)
         return [
@@ -174,13 +201,10 @@ class _Passes:
             for sums, basis, settings in zip(totals, bases, self._settings, strict=True)
         ]
 
-    def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor, held: int) -> None:
+    def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor) -> None:
         """Record all batches in microbatches and add each to the accumulators."""
-        recorder, settings = self._recorder, self._settings
-        exact = any(own.fisher == "exact" for own in settings)
-        cotangents = recorder.num_classes if exact else max(own.label_samples for own in settings)
+        recorder, settings, microbatches = self._recorder, self._settings, self.microbatches[pass_index]
         labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
-        microbatches = Microbatches(recorder.device, limit=self._limit, held=held)
 
         def step(microbatch: Batch, at_once: int) -> int:
             recording = recorder.record(microbatch)
@@ -195,7 +219,7 @@ class _Passes:
         with recorder.attached():
             for batch in own_slices(self._work.over(batches)):
                 checked = check_batch(batch, recorder.num_classes, labels)
-                for size in microbatches.run(checked, cotangents, step):
+                for size in microbatches.run(checked, self.cotangents, step):
                     count += size
 
 

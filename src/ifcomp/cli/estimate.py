@@ -63,7 +63,7 @@ def estimate(
     )
     rows = [estimation.cells(layer) for layer in found.layers]
     shown: list[RenderableType] = [
-        table(("layer", "kind", "parameters", "memory", "disk", "fit", "score"), rows, left=2),
+        table(estimation.CELLS, rows, left=2),
         *(paragraph(line) for line in found.summary),
     ]
     return Outcome(
