@@ -381,16 +381,6 @@ def test_a_label_out_of_range_is_located(run: Callable[[Any], object]) -> None:
     says(caught, "batch 1", "example 2")
 
 
-@pytest.mark.parametrize("run", ids(FITS_OR_SCORES))
-def test_a_label_is_located_in_the_batch_that_was_given(
-    run: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ifcomp.layers.session.PIECE_BYTES", 1)
-    with pytest.raises(LabelError) as caught:
-        run([(X[:4], Y[:4]), (X[4:8], torch.tensor([0, 1, 3, 0]))])
-    says(caught, "example 2")
-
-
 def test_labels_are_needed_by_the_empirical_fisher() -> None:
     with pytest.raises(LabelError) as caught:
         IFComp(net(), fisher="empirical").fit([X])
@@ -491,16 +481,6 @@ def test_infinities_that_cancel_are_found() -> None:
 def test_inputs_whose_sum_overflows_are_finite() -> None:
     check_inputs(as_batch(torch.full((4, 4), 3e38)))
     check_inputs(as_batch(torch.full((4, 4), 6e4, dtype=torch.float16)))
-
-
-@pytest.mark.parametrize(("run", "batch"), ids(INPUT_RUNS[1:4]))
-def test_inputs_are_located_in_the_batch_that_was_given(
-    run: Callable[[Any], object], batch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ifcomp.layers.session.PIECE_BYTES", 1)
-    with pytest.raises(NonFiniteError) as caught:
-        run(spoiled(NAN, 7))
-    says(caught, batch, "example 7")
 
 
 def overflowing() -> Tensor:

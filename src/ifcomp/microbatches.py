@@ -70,7 +70,7 @@ class Microbatches:
         *,
         limit: int | None = None,
         held: int = 0,
-        peaks: dict[str, dict[str, int]] | None = None,
+        repeat_trials: bool = False,
     ) -> None:
         """Start without measurements.
 
@@ -78,10 +78,11 @@ class Microbatches:
             device: Device of the model.
             limit: Bytes that tensors may take in all; None aims at `MICROBATCH_BYTES` per microbatch.
             held: Bytes of factors and accumulators, which do not depend on the microbatch.
-            peaks: Measurements of an earlier run.
+            repeat_trials: Whether results of measured microbatches are discarded and computed again. The same call then
+                gives the same bits each time. Steps that add to accumulators cannot be repeated.
         """
-        self.device, self.limit, self.held = device, limit, held
-        self.peaks: dict[str, dict[str, int]] = {} if peaks is None else peaks
+        self.device, self.limit, self.held, self._repeat = device, limit, held, repeat_trials
+        self.peaks: dict[str, dict[str, int]] = {}
 
     @property
     def budget(self) -> int:
@@ -104,23 +105,20 @@ class Microbatches:
         """
         peaks = self.peaks.setdefault(_shape_key(batch, cotangents), {})
         start = 0
-        while start < batch.size:
-            left = batch.size - start
-            trial = self._next_trial(peaks, left, cotangents)
-            examples, at_once = trial or self._choose(peaks, cotangents)
-            if trial is None:
-                examples = even_size(left, examples)
-            microbatch = batch.select(slice(start, start + examples))
-            if trial is None:
-                yield step(microbatch.to(self.device), at_once)
-            else:
-                with measured_peak(self.device) as peak:
-                    result = step(microbatch.to(self.device), at_once)
-                peaks["{} x {}".format(*trial)] = peak.size
-                self._check(peaks)
+        while (trial := self._next_trial(peaks, batch.size - start, cotangents)) is not None:
+            examples, at_once = trial
+            with measured_peak(self.device) as peak:
+                result = step(batch.select(slice(start, start + examples)).to(self.device), at_once)
+            peaks[_trial_key(trial)] = peak.size
+            self._check(peaks)
+            if not self._repeat:
+                start += examples
                 yield result
-                del result
-            start += examples
+            del result
+        examples, at_once = self._choose(peaks, cotangents)
+        examples = even_size(batch.size - start, examples)
+        for first in range(start, batch.size, max(1, examples)):
+            yield step(batch.select(slice(first, min(first + examples, batch.size))).to(self.device), at_once)
 
     def predict(self, batch: Batch, cotangents: int) -> int:
         """Peak bytes for batches of this size and shape, from the measurements so far."""
@@ -131,7 +129,7 @@ class Microbatches:
     def _next_trial(self, peaks: dict[str, int], left: int, cotangents: int) -> tuple[int, int] | None:
         """The next microbatch to measure, or None if all useful ones are measured."""
         for examples, at_once in _TRIALS:
-            if f"{examples} x {at_once}" in peaks or examples > left or at_once > cotangents:
+            if _trial_key((examples, at_once)) in peaks or examples > left or at_once > cotangents:
                 continue
             bound = peaks.get("1 x 1", 0) * examples * at_once * _MARGIN
             if bound <= self.budget:
@@ -153,6 +151,10 @@ class Microbatches:
             f"({as_text(needed)}) are needed: {as_text(self.held)} for the factors and "
             f"{as_text(needed - self.held)} for one example. Allow more, or cover fewer layers with layers=."
         )
+
+
+def _trial_key(trial: tuple[int, int]) -> str:
+    return f"{trial[0]} x {trial[1]}"
 
 
 def _model(peaks: dict[str, int]) -> Callable[[int, int], float]:

@@ -555,10 +555,11 @@ def fit_together(
     lead = predictors[0]
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
+    inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
     fingerprint = factor_files.fingerprint(lead.model)
     recorder, fits = fit_factors(
         lead.model,
-        lead._inventory,
+        inventory,
         lead._selection,
         [predictor.settings for predictor in predictors],
         data,
@@ -568,7 +569,7 @@ def fit_together(
         progress=progress,
     )
     for predictor, factors in zip(predictors, fits, strict=True):
-        predictor._recorder = recorder
+        predictor._inventory, predictor._recorder = inventory, recorder
         predictor._adopt(factors, fingerprint, recorder.layouts)
 
 

@@ -76,7 +76,8 @@ def build_evaluation(recorder: Recorder, factors: Factors, damping: Damping, lim
         weights = invert(factors, damping)
     inverse_bytes = sum(block.values.nbytes for block in weights.values())
     held = factor_bytes(recorder.blocks, recorder.dtype.itemsize) + inverse_bytes
-    return Evaluation(recorder, factors, weights, damping, Microbatches(recorder.device, limit=limit, held=held))
+    microbatches = Microbatches(recorder.device, limit=limit, held=held, repeat_trials=True)
+    return Evaluation(recorder, factors, weights, damping, microbatches)
 
 
 @dataclass(frozen=True)

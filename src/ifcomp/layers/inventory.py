@@ -61,15 +61,12 @@ class Inventory:
         demoted = [tracked for tracked in self.tracked if any(layer.name in names for layer in tracked.layers)]
         parameters = [name for tracked in demoted for layer in tracked.layers for name in layer.block.parameters]
         others = [DiagonalBlock(name, "parameter", (name,), self.sizes[name]) for name in dict.fromkeys(parameters)]
-        kept = tuple(tracked for tracked in self.tracked if tracked not in demoted)
-        return replace(self, tracked=kept, others=(*self.others, *others))
+        kept = [tracked.restrict(() if tracked in demoted else tracked.layers) for tracked in self.tracked]
+        return replace(self, tracked=tuple(filter(None, kept)), others=(*self.others, *others))
 
     def keep(self, names: Collection[str]) -> Inventory:
         """Leave out all blocks but those of these names."""
-        tracked = [
-            replace(module, layers=tuple(layer for layer in module.layers if layer.name in names))
-            for module in self.tracked
-        ]
+        tracked = [module.restrict(layer for layer in module.layers if layer.name in names) for module in self.tracked]
         left_out = [
             CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
             for block in self.blocks
@@ -77,7 +74,7 @@ class Inventory:
         ]
         return replace(
             self,
-            tracked=tuple(module for module in tracked if module.layers),
+            tracked=tuple(filter(None, tracked)),
             others=tuple(block for block in self.others if block.name in names),
             left_out=(*self.left_out, *left_out),
         )
@@ -178,8 +175,9 @@ def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str])
         if tracked is None:
             continue
         parameters = {parameter for layer in tracked.layers for parameter in layer.block.parameters}
-        if not parameters & excluded:
-            found.append(tracked)
+        kept = tracked.restrict(() if parameters & excluded else tracked.layers)
+        if kept is not None:
+            found.append(kept)
     inside = {
         id(child)
         for tracked in found

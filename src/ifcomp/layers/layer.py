@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -118,8 +118,15 @@ class TrackedModule:
         layers: Its layers.
         forward: A replacement of the module's ``forward`` that reports inner maps through `Emit`, for modules that use
             their parameters inside (attention). None: the module's input and output suffice.
+        always_replaced: Whether ``forward`` replaces that of the module even if no layer of it is recorded.
     """
 
     module: nn.Module
     layers: tuple[Layer, ...]
     forward: Callable[..., object] | None = None
+    always_replaced: bool = False
+
+    def restrict(self, layers: Iterable[Layer]) -> TrackedModule | None:
+        """The same module with some of its layers; None if nothing is left to track."""
+        kept = tuple(layers)
+        return replace(self, layers=kept) if kept or self.always_replaced else None

@@ -66,14 +66,16 @@ def verify(
     known = dict(likely or {})
     names = {layer.name for layer in inventory.layers}
     shared = {name for name, layout in known.items() if layout is Layout.SHARED and name in names}
+    order: tuple[str, ...] = ()
     while True:
         try:
-            layouts, order, classes = _compare(model, inventory, batch, known, shared)
+            layouts, called, classes = _compare(model, inventory, batch, known, shared)
         except (RuntimeError, LogitsError, ModelError):
             if not shared:
                 raise
             inventory, shared = inventory.demote(shared), set()  # expanding a shared row broke or changed the model
             continue
+        order = order or called  # of all layers, before any is demoted
         failed = {name for name, layout in layouts.items() if layout is None}
         newly_shared = {name for name, layout in layouts.items() if layout is Layout.SHARED} - shared
         if not failed and not newly_shared:

@@ -89,20 +89,23 @@ def batch_norm(name: str, module: nn.Module, selection: Selection) -> TrackedMod
     def forward(emit: Emit, input: Tensor) -> Tensor:
         return emit({name: None}, input, _affine(module, input))
 
-    return TrackedModule(module, layers, forward) if layers else None
+    return TrackedModule(module, layers, forward, always_replaced=True)
 
 
 def _affine(module: _BatchNorm, value: Tensor) -> Tensor:
     """BatchNorm in eval mode as one multiplication and one addition.
 
-    The backward of PyTorch's function also sums the gradients of scale and shift over the batch, which takes as long
-    again and is not needed.
+    The backward of PyTorch's function on CPUs gives wrong input gradients for a single example whose output gradient is
+    not contiguous. It also sums the gradients of scale and shift over the batch, which is not needed.
     """
     if module.running_mean is None or module.running_var is None:
         return F.batch_norm(value, None, None, module.weight, module.bias, training=True, eps=module.eps)
-    if value.dtype != module.running_var.dtype:  # PyTorch decides whether it supports the pair of types
-        statistics = (module.running_mean, module.running_var)
-        return F.batch_norm(value, *statistics, module.weight, module.bias, eps=module.eps)
+    if value.dtype != module.running_var.dtype:
+        if value.dtype not in (torch.float16, torch.bfloat16) or module.running_var.dtype != torch.float32:
+            raise RuntimeError(
+                f"BatchNorm has statistics of type {module.running_var.dtype} but an input of type {value.dtype}."
+            )
+        return _affine(module, value.float()).to(value.dtype)
     slope = torch.rsqrt(module.running_var + module.eps)
     slope = slope if module.weight is None else slope * module.weight
     shift = -module.running_mean * slope
