@@ -747,3 +747,14 @@ FEW_CASES = [
     CASES[name]
     for name in ("linear", "linear_tokens", "conv2d_groups", "batchnorm2d", "embedding_padding", "attention", "tied")
 ]
+
+#: One case for each place of the batch axis, each block kind and each way of use.
+BATCH_CASES = [
+    CASES[name]
+    for name in (
+        *("linear_tokens", "linear_sequence_first", "linear_folded", "conv2d_groups", "conv2d_folded", "batchnorm2d"),
+        *("layernorm_two_axes", "embedding_padding", "embedding_positions_leading", "embedding_positions_flat"),
+        *("attention", "attention_causal_padding", "linear_twice", "tied", "lstm", "lenet", "vision_transformer"),
+        "bert",
+    )
+]
