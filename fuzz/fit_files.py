@@ -19,9 +19,9 @@ from experiments.baselines.swag import WeightMoments
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.opened import _stored_options
-from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.cli.model import _fill, read_weights
+from ifcomp.cli.record import Record, read_record, record_path
+from ifcomp.cli.run import _stored_options
 from ifcomp.io import checkpoints
 from ifcomp.oracle.pairs import Pair, PairFile
 

@@ -16,7 +16,7 @@ from fuzz.drawing import Draw
 from ifcomp import IFComp
 from ifcomp.cli import options
 from ifcomp.cli.main import app
-from ifcomp.cli.models import read_weights
+from ifcomp.cli.model import read_weights
 from ifcomp.cli.output import visible
 from ifcomp.data.factories import is_factory
 from ifcomp.data.opening import kind_of, open_source
@@ -89,7 +89,7 @@ def command(data: bytes, folder: Path) -> None:
     for _ in range(draw.number(0, 6)):
         option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
         arguments += [part for part in (option, text) if part]
-    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
+    with patch("ifcomp.cli.model.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
         result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from ifcomp.cli.models import load_model, read_weights, try_model
+from ifcomp.cli.model import load_model, read_weights, try_model
 from ifcomp.data.source import Batches, Source
 from ifcomp.errors import LogitsError, ModelError, SettingError
 

@@ -15,7 +15,7 @@ import pytest
 from workshop import Workshop, ifcomp
 
 from ifcomp import IFComp
-from ifcomp.cli.runs import read_record
+from ifcomp.cli.record import read_record
 
 #: Batches that wait at one of them until they are let go.
 GATED = """
@@ -136,7 +136,7 @@ def test_a_run_killed_before_its_record_is_written_has_none(run: Workshop, monke
     def killed(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr("ifcomp.cli.runs.write_record", killed)
+    monkeypatch.setattr("ifcomp.cli.record.write_record", killed)
     with pytest.raises(Killed):
         ifcomp(*run.fit_arguments(), "--beta", "0.5")
     assert IFComp.load("run.ifcomp", run.network()).beta == 0.5

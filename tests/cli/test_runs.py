@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from workshop import Workshop, ifcomp
 
-from ifcomp.cli.runs import Record, read_record, write_record
+from ifcomp.cli.record import Record, read_record, write_record
 from ifcomp.errors import StorageError
 
 RECORD = Record("net:build", "net.safetensors", "npz:train.npz", {"mean": [0.5]}, ["a", "b"], 10)

@@ -29,8 +29,8 @@ from experiments import runs as training
 from experiments.baselines.swag import WeightMoments
 from experiments.reproduce import record as results
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.runs import read_record
+from ifcomp.cli.model import _fill, read_weights
+from ifcomp.cli.record import read_record
 from ifcomp.data.opening import open_source
 from ifcomp.data.source import SourceOptions
 from ifcomp.errors import (

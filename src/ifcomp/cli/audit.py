@@ -56,8 +56,7 @@ def audit(
     larger = more suspicious. The plain loss (error) and the usual stochastic complexity are in the table beside it.
     """
     from ifcomp.cli.auditing import audit_damping, audit_run, check_shares, write_report
-    from ifcomp.cli.opened import check_labelled, find_run
-    from ifcomp.cli.resuming import resumable
+    from ifcomp.cli.run import check_labelled, find_run, resumable
 
     check_target(out, TABLE_SUFFIXES)
     if report is not None:

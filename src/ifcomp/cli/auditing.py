@@ -8,7 +8,7 @@ from typing import Any
 from ifcomp import Checkpoint, IFComp
 from ifcomp.cli import options
 from ifcomp.cli.explaining import explanations
-from ifcomp.cli.opened import Run
+from ifcomp.cli.run import Run
 from ifcomp.curvature.factors import Damping
 from ifcomp.data.source import Source
 from ifcomp.errors import SettingError

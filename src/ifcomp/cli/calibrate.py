@@ -65,9 +65,9 @@ def calibrate(
 
     Fits the training data once for each beta. The calibrated run is for 'ifcomp predict'; its alpha is in its record.
     """
-    from ifcomp.cli.opened import check_labelled, find_run
     from ifcomp.cli.probabilities import METRICS, metric_rows, probabilities
-    from ifcomp.cli.runs import record_path, write_run
+    from ifcomp.cli.record import record_path, write_run
+    from ifcomp.cli.run import check_labelled, find_run
     from ifcomp.tasks.calibration import plot_reliability
     from ifcomp.tuning import tune
 

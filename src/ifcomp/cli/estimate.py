@@ -41,7 +41,7 @@ def estimate(
     Memory is what the process takes beside model and data.
     """
     from ifcomp import estimation
-    from ifcomp.cli.models import load_model, try_model
+    from ifcomp.cli.model import load_model, try_model
     from ifcomp.data.opening import open_source
     from ifcomp.data.source import Batches
 

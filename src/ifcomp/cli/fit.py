@@ -15,7 +15,7 @@ from ifcomp.cli.output import Outcome, check_target, paragraph, table
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
-    from ifcomp.cli.runs import Record
+    from ifcomp.cli.record import Record
     from ifcomp.curvature.factors import FisherKind
 
 EPILOG = "[bold]Example:[/bold] ifcomp fit net:build npz:train.npz --weights net.safetensors"
@@ -55,9 +55,9 @@ def fit(
     Writes the run, and beside it a record of what was typed, so that the other commands need the run alone.
     """
     from ifcomp import IFComp
-    from ifcomp.cli.models import load_model, try_model
-    from ifcomp.cli.resuming import resumable
-    from ifcomp.cli.runs import Record, record_path, write_run
+    from ifcomp.cli.model import load_model, try_model
+    from ifcomp.cli.record import Record, record_path, write_run
+    from ifcomp.cli.run import resumable
     from ifcomp.data.opening import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
 
@@ -96,7 +96,7 @@ def choose_fisher(wanted: options.Fisher, classes: int) -> FisherKind:
 
 
 def _outcome(ifc: IFComp, record: Record, out: str, seconds: float) -> Outcome:
-    from ifcomp.cli.runs import record_path
+    from ifcomp.cli.record import record_path
     from ifcomp.curvature.health import FittedCoverage
 
     coverage, settings = ifc.coverage, ifc.settings

@@ -63,7 +63,7 @@ def ood(
     The score is the bounded complexity in nats; with --probes or --capped it is the parametric complexity. Larger =
     more surprising. Labels of the inputs are not used.
     """
-    from ifcomp.cli.opened import find_run
+    from ifcomp.cli.run import find_run
     from ifcomp.scores import DESCRIPTIONS
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, PARAMETRIC_COLUMN, flag_ood, ood_metrics, ood_threshold
 

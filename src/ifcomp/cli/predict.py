@@ -45,8 +45,8 @@ def predict(
 
     With labels it also says how good both are.
     """
-    from ifcomp.cli.opened import find_run
     from ifcomp.cli.probabilities import METRICS, metric_rows, probabilities
+    from ifcomp.cli.run import find_run
     from ifcomp.scoring import ScoreOptions
 
     check_target(out, TABLE_SUFFIXES)

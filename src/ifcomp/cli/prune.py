@@ -34,7 +34,7 @@ def prune(
     """
     import numpy as np
 
-    from ifcomp.cli.opened import check_labelled, find_run
+    from ifcomp.cli.run import check_labelled, find_run
     from ifcomp.scores import DESCRIPTIONS
     from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 

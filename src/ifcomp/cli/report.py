@@ -13,7 +13,7 @@ from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
-    from ifcomp.cli.opened import Run
+    from ifcomp.cli.run import Run
     from ifcomp.data.source import Source
     from ifcomp.report import ComplexityGroups, ReliabilityPair
 
@@ -47,7 +47,7 @@ def report(
 ) -> Outcome:
     """Write one HTML file with the suspicious labels, calibration, complexity and coverage; it needs nothing else."""
     from ifcomp.cli.auditing import audit_run, check_shares, write_report
-    from ifcomp.cli.opened import check_labelled, find_run
+    from ifcomp.cli.run import check_labelled, find_run
     from ifcomp.tasks.mislabel import AUDIT_DAMPING
 
     check_target(out, (".html",))

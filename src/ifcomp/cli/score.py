@@ -50,8 +50,7 @@ def score(
 
     Larger = more surprising, more suspicious; codelengths are in nats.
     """
-    from ifcomp.cli.opened import find_run
-    from ifcomp.cli.resuming import resumable
+    from ifcomp.cli.run import find_run, resumable
     from ifcomp.scoring import ScoreOptions
 
     check_target(out, TABLE_SUFFIXES)

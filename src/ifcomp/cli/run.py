@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import typer
+
 from ifcomp import IFComp
-from ifcomp.cli.models import load_model, try_model
+from ifcomp.cli.model import load_model, try_model
 from ifcomp.cli.options import DataChoice, ModelChoice
-from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.cli.record import Record, read_record, record_path
 from ifcomp.data.batches import as_batches
 from ifcomp.data.opening import OPTIONS, kind_of, open_source
 from ifcomp.data.source import Batches, Source, SourceOptions
+from ifcomp.distributed import ranks
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.files import remove_leftovers
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,3 +147,20 @@ def _stored_options(record: Record) -> SourceOptions:
         return SourceOptions(**stored)
     except (TypeError, SettingError) as error:
         raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error
+
+
+@contextmanager
+def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
+    """A checkpoint beside the first of the files that a command writes; one command at a time.
+
+    What a killed command left of its files is removed first.
+    """
+    with Checkpoint(f"{outputs[0]}.partial", every, notice=_notice) as checkpoint:
+        if ranks().rank == 0:
+            for path in outputs:
+                remove_leftovers(path)
+        yield checkpoint
+
+
+def _notice() -> None:
+    typer.echo("Stopping after this batch. Press Ctrl-C again to stop at once.", err=True)
