@@ -43,8 +43,8 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
 
     Args:
         spec: ``package.module:factory``.
-        weights: A ``.safetensors`` file, or a ``torch.save`` file that contains tensors only. None keeps the weights
-            that the factory set.
+        weights: A ``.safetensors`` file, or a ``torch.save`` file of tensors in plain containers. None keeps the
+            weights that the factory set.
         device: Device of the model.
 
     Raises:

@@ -47,7 +47,7 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Weights of the model: a .safetensors file, or a torch.save file that contains tensors only.",
+        help="Weights of the model: a .safetensors or torch.save file, which is never unpickled.",
         rich_help_panel=_MODEL,
     ),
 ]
