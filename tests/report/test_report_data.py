@@ -293,9 +293,9 @@ def test_equal_previews_are_stored_once() -> None:
     payload = _payload(
         audit,
         previews=previews,
-        explanations={suspect: [(other, 0.123456789, 1), (77, -2.0, 0, Preview("text", "own")), (78, 1.0, 0)]},
+        explanations={suspect: [(other, 0.123456789, 1), (77, -2.0, 0, Preview("text", "another")), (78, 1.0, 0)]},
     )
-    assert [preview["content"] for preview in payload["previews"]] == ["same", "own"]
+    assert [preview["content"] for preview in payload["previews"]] == ["same", "another"]
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
 
 

@@ -225,7 +225,7 @@ def write_run(path: str, ifc: IFComp, record: Record) -> None:
 
 @contextmanager
 def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
-    """Open a checkpoint beside the first output file. Only one command at a time can hold it.
+    """Open a checkpoint beside the first output file. Only one command at a time can use it.
 
     Temporary files of a killed command are removed first.
 

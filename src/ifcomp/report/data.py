@@ -135,8 +135,8 @@ class ComplexityGroups:
     @property
     def groups(self) -> dict[str, Floats]:
         """All groups as arrays, in-distribution first."""
-        given = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
-        return {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
+        groups = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
+        return {name: np.asarray(values, dtype=np.float64) for name, values in groups.items()}
 
 
 @dataclass(frozen=True)
