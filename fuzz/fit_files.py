@@ -19,9 +19,9 @@ from experiments.baselines.swag import WeightMoments
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.opened import _stored_options
-from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.cli.model import load_weights, read_weights
+from ifcomp.cli.record import Record, read_record, record_path
+from ifcomp.cli.run import stored_options
 from ifcomp.io import checkpoints
 from ifcomp.oracle.pairs import Pair, PairFile
 
@@ -94,7 +94,7 @@ def _checkpoint() -> nn.Module:
 
 
 def _use_weights(path: Path) -> None:
-    _fill(_checkpoint(), read_weights(str(path)), "a:b", str(path))
+    load_weights(_checkpoint(), read_weights(str(path)), "a:b", str(path))
 
 
 def header(data: bytes, folder: Path) -> None:
@@ -191,7 +191,7 @@ def record(data: bytes, folder: Path) -> None:
     found = read_record(str(path))
     assert found is not None
     assert not found.is_own
-    _stored_options(found)
+    stored_options(found)
 
 
 def pairs(data: bytes, folder: Path) -> None:

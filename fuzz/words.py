@@ -16,8 +16,8 @@ from fuzz.drawing import Draw
 from ifcomp import IFComp
 from ifcomp.cli import options
 from ifcomp.cli.main import app
-from ifcomp.cli.models import read_weights
-from ifcomp.cli.output import visible
+from ifcomp.cli.model import read_weights
+from ifcomp.cli.output import escape_control
 from ifcomp.data.factories import is_factory
 from ifcomp.data.opening import kind_of, open_source
 from ifcomp.data.source import SourceOptions
@@ -28,10 +28,10 @@ from ifcomp.tasks.mislabel import LabelAudit, audit_labels
 
 #: What a text may be taken for. Names of functions are recognised, but not called: that would run code by design.
 PARSERS: tuple[Callable[[str], object], ...] = (
-    options.damping,
+    lambda text: options.parse_damping(text, None),
     as_bytes,
-    lambda text: SourceOptions(mean=options.numbers("--mean", text), std=options.numbers("--std", text)),
-    lambda text: IFComp(model(), layers=options.layers(text)).coverage,
+    lambda text: SourceOptions(mean=options.parse_numbers("--mean", text), std=options.parse_numbers("--std", text)),
+    lambda text: IFComp(model(), layers=options.parse_layers(text)).coverage,
     lambda text: is_factory(text) or kind_of(text),
     lambda text: is_factory(text) or open_source(text),
     lambda text: open_source(f"npz:{text}"),
@@ -39,8 +39,8 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: open_source(f"folder:none/{text}"),
     read_weights,
     lambda text: IFComp.load(text, model()),
-    lambda text: options.DataChoice(label_column=text, feature_columns=text, mean=text, std=text).parsed(),
-    lambda text: visible(text).encode("utf-8"),
+    lambda text: options.DataOptions(label_column=text, feature_columns=text, mean=text, std=text).parse(),
+    lambda text: escape_control(text).encode("utf-8"),
 )
 
 
@@ -89,7 +89,7 @@ def command(data: bytes, folder: Path) -> None:
     for _ in range(draw.number(0, 6)):
         option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
         arguments += [part for part in (option, text) if part]
-    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
+    with patch("ifcomp.cli.model.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
         result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception

@@ -240,7 +240,7 @@ def test_all_studies_that_have_the_preset(command: Callable[..., Any], monkeypat
     assert "There is no study 'all'" in command("all", "--preset", "cifar10", "--out", str(tmp_path)).output
 
 
-def test_a_stopped_command_says_how_to_go_on(
+def test_interrupted_command_can_be_repeated(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_stopped_command_says_how_to_go_on(
     monkeypatch.setattr("experiments.reproduce.reproduce", stop)
     done = command("toy", "--out", str(tmp_path))
     assert done.exit_code == 130
-    assert "Give the same command again to go on" in " ".join(done.output.split())
+    assert "Repeat the command to run the remaining steps" in " ".join(done.output.split())
 
 
 def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.cli import runs
+from ifcomp.cli import record
 from ifcomp.errors import StorageError
 from ifcomp.io.files import locked
 
@@ -140,7 +140,7 @@ def test_the_key_of_records_is_made_once(tmp_path: Path, monkeypatch: pytest.Mon
     for turn in range(10):
         folder = tmp_path / str(turn)
         monkeypatch.setattr("typer.get_app_dir", lambda _, folder=folder: str(folder))
-        keys = at_once(6, lambda _: runs._key(create=True))
+        keys = at_once(6, lambda _: record._key(create=True))
         assert len(set(keys)) == 1
         assert keys[0] is not None
         assert [path.name for path in folder.iterdir()] == ["run-key"]

@@ -29,8 +29,8 @@ from experiments import runs as training
 from experiments.baselines.swag import WeightMoments
 from experiments.reproduce import record as results
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.runs import read_record
+from ifcomp.cli.model import load_weights, read_weights
+from ifcomp.cli.record import read_record
 from ifcomp.data.opening import open_source
 from ifcomp.data.source import SourceOptions
 from ifcomp.errors import (
@@ -69,7 +69,7 @@ def read_folder(path: Path) -> None:
 
 
 def read_weights_into_a_model(path: Path) -> None:
-    _fill(nn.Sequential(nn.Linear(4, 3)), read_weights(str(path)), "a:b", str(path))
+    load_weights(nn.Sequential(nn.Linear(4, 3)), read_weights(str(path)), "a:b", str(path))
 
 
 @dataclass(frozen=True)
