@@ -68,7 +68,7 @@ def test_the_name_describes_the_noise() -> None:
 
 
 def test_invalid_settings_are_refused() -> None:
-    with pytest.raises(SettingError, match="0 ... 1"):
+    with pytest.raises(SettingError, match="wrong labels must be in"):
         symmetric(_data(), 1.5, seed=0)
     with pytest.raises(SettingError, match="another of"):
         asymmetric(_data(), 0.5, range(10), seed=0)
