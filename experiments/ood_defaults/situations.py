@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from experiments.datasets import load
 from experiments.recipes import QUICK
-from experiments.reproduce import strangers
+from experiments.reproduce import synthetic_ood
 from experiments.reproduce.subject import Subject, sample
 
 TABLES = {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}
@@ -66,7 +66,8 @@ def digits(network: str, seed: int) -> Situation:
         model = nn.Sequential(*layers)
     known = pixels[~left_out]
     base, generator = known[1100:], torch.Generator().manual_seed(seed)
-    sets = {kind: make(base, generator) for kind, make in strangers.KINDS.items()} | {"new classes": pixels[left_out]}
+    sets = {kind: make(base, generator) for kind, make in synthetic_ood.KINDS.items()}
+    sets["new classes"] = pixels[left_out]
     x = known / 255
     model = trained(model, x[:800], y[:800], 12 if network == "cnn" else 40, 3e-3)
     return Situation(model, x[:800], x[800:1100], {name: inputs / 255 for name, inputs in sets.items()})
@@ -127,7 +128,7 @@ def images(data: str, network: str) -> Situation:
     images = sample(validation, 2 * IMAGES[network], 1)
     held_out = images.take(torch.arange(0, len(images), 2), "even")
     base = images.take(torch.arange(1, len(images), 2), "odd")
-    sets = {kind: strangers.make(kind, base, 1) for kind in strangers.KINDS}
+    sets = {kind: synthetic_ood.make(kind, base, 1) for kind in synthetic_ood.KINDS}
     sets["kmnist"] = replace(subject.fitted_to(sample(load("kmnist"), len(base), 1)), labels=None)
     inputs = {
         name: torch.cat([x for (x,) in subject.inputs(part)]) for name, part in (sets | {"held out": held_out}).items()
