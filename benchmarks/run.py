@@ -13,7 +13,7 @@ from benchmarks.timing import environment
 from ifcomp.errors import SettingError
 
 
-def select_suites(names: Sequence[str]) -> list[Suite]:
+def chosen(names: Sequence[str]) -> list[Suite]:
     """Return the suites with these names in registry order; all suites without names."""
     unknown = sorted(set(names) - SUITES.keys())
     if unknown:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks import record
 from benchmarks.page import page
-from benchmarks.run import run, select_suites
+from benchmarks.run import chosen, run
 from benchmarks.suites import SUITES, fit, processes
 from benchmarks.tables import rows
 from ifcomp.errors import SettingError
@@ -60,7 +60,7 @@ def test_a_suite_runs_and_is_written(name: str, tmp_path: Path) -> None:
 
 
 def test_suites_are_chosen_by_name() -> None:
-    assert [suite.name for suite in select_suites([])] == list(SUITES)
-    assert [suite.name for suite in select_suites(["fit", "classes"])] == ["classes", "fit"]
+    assert [suite.name for suite in chosen([])] == list(SUITES)
+    assert [suite.name for suite in chosen(["fit", "classes"])] == ["classes", "fit"]
     with pytest.raises(SettingError, match=r"no suite speed\. The suites are influence, classes"):
-        select_suites(["fit", "speed"])
+        chosen(["fit", "speed"])

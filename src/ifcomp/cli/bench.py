@@ -40,7 +40,7 @@ def bench(
     after each network, where new ones take the place of older ones.
     """
     run = _benchmarks("run")
-    chosen = run.select_suites(suites or [])
+    chosen = run.chosen(suites or [])
     console = Console(width=None if sys.stdout.isatty() else 160)
     if show:
         for suite in chosen:
