@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes and a scratch folder, and may raise the library's own errors only."""
+"""Fuzz targets. A target takes bytes and a scratch folder, and may raise only errors of the library."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from fuzz.common import blank
 
 @dataclass(frozen=True)
 class Target:
-    """One thing that is fuzzed.
+    """One fuzz target.
 
     Attributes:
-        run: Takes the bytes and a folder to write in.
-        seeds: Bytes to start from.
-        inputs: How many a full run makes.
-        longest: Bytes of an input at most.
+        run: Function of the bytes and a scratch folder.
+        seeds: Function that returns the initial corpus.
+        inputs: Number of inputs of a full run.
+        max_bytes: Largest size of an input.
     """
 
     run: Callable[[bytes, Path], None]
     seeds: Callable[[], Iterable[bytes]]
     inputs: int
-    longest: int = 4096
+    max_bytes: int = 4096
 
 
 TARGETS: dict[str, Target] = {

@@ -1,4 +1,4 @@
-"""Words of others: what the command line parses, and names that end up in a report."""
+"""Untrusted text: arguments of the command line, and names in a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
 from ifcomp.tasks.mislabel import LabelAudit, audit_labels
 
-#: What a text may be taken for. Names of functions are recognised, but not called: that would run code by design.
+#: Parsers of command-line arguments. Factories are recognised but not called, because a call runs code by design.
 PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: options.parse_damping(text, None),
     as_bytes,
@@ -45,11 +45,11 @@ PARSERS: tuple[Callable[[str], object], ...] = (
 
 
 def words(data: bytes, folder: Path) -> None:
-    """Everything that the command line parses: the first byte says what the rest is taken for."""
+    """Parse a text. The first byte selects the parser."""
     PARSERS[(data[0] if data else 0) % len(PARSERS)](data[1:].decode("utf-8", "surrogateescape"))
 
 
-#: Commands that end soon where there is no model, and options of any of them.
+#: Commands that fail early without a model, and options of all commands.
 COMMANDS = (
     "fit",
     "score",
@@ -83,7 +83,7 @@ PREFIXES = ("", "", "npz:", "parquet:", "folder:", "relative:", "digits", "net:b
 
 
 def command(data: bytes, folder: Path) -> None:
-    """A command line: it ends with a message and exit code 2, whatever is typed; no function of it is called."""
+    """Run a random command line without calling factories. The exit code is 0 or 2."""
     draw = Draw(data)
     arguments = [draw.choice(COMMANDS)]
     for _ in range(draw.number(0, 6)):
@@ -101,19 +101,19 @@ def _refuse(spec: str, *_: object) -> NoReturn:
 
 
 class _Elements(HTMLParser):
-    """Tags with the names of their attributes, in order."""
+    """Tags of a page with the names of their attributes, in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, list[str]]] = []
+        self.elements: list[tuple[str, list[str]]] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, [name for name, _ in attrs]))
+        self.elements.append((tag, [name for name, _ in attrs]))
 
 
 def report(data: bytes, folder: Path) -> None:
-    """A page with hostile names keeps the elements of one with harmless names."""
+    """Build a report with hostile names. It has the same elements as a report with harmless names."""
     draw = Draw(data)
     assert _page(tuple(draw.text() for _ in range(6)), folder) == _harmless(folder)
 
@@ -132,7 +132,7 @@ def _page(names: tuple[str, ...], folder: Path) -> list[tuple[str, list[str]]]:
         class_names=[names[4], names[5], names[1]],
         provenance={f"k{names[3]}": names[2]},
     )
-    return _Elements(path.read_text(encoding="utf-8")).found
+    return _Elements(path.read_text(encoding="utf-8")).elements
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Influence of the given label alone, against kronfluence's self-influence."""
+"""Self-influence (influence of the given label) against kronfluence."""
 
 import tempfile
 from functools import partial
@@ -18,7 +18,7 @@ from ifcomp.integrations.kronfluence import factors_from_kronfluence
 
 
 def measure(name: str, setup: Setup) -> Measured:
-    """Forward pass, ours and kronfluence's, with the factors that kronfluence fitted, and their difference."""
+    """Time forward pass and both libraries with the factors of kronfluence, and compare their results."""
     from benchmarks.kronfluence_side import Kronfluence
 
     network, count, batch = NETWORKS[name], setup.size(2000), setup.size(PLAIN.batch)
@@ -43,8 +43,8 @@ def measure(name: str, setup: Setup) -> Measured:
 
 SUITE = Suite(
     "self",
-    "self-influence: the influence of the given label alone, worth 3 units, of 2,000 examples, against kronfluence's "
-    "with the same factors and damping.",
+    "self-influence of 2,000 examples: the influence of the given label, worth 3 units, against kronfluence with the "
+    "same factors and damping.",
     minutes=4,
     sections=(
         Section(
