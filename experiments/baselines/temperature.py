@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.baselines.interface import model_logits
 from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
 from ifcomp.errors import EmptyDataError, SettingError
-from ifcomp.tasks.calibration import fitted_inverse_temperature
+from ifcomp.tasks.simple_scores import fit_temperature
 
 Logits = Callable[[Any], Tensor]
 
@@ -48,7 +48,7 @@ class TemperatureScaling:
         if not pairs:
             raise EmptyDataError("Fitting a temperature needs at least one example, but the data is empty.")
         found, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return cls(logits, 1 / fitted_inverse_temperature(found.cpu(), labels.cpu()))
+        return cls(logits, fit_temperature(found.cpu(), labels.cpu()))
 
     def predict_proba(self, x: Any) -> Tensor:
         """``softmax(f(x) / T)``, [B, K]."""

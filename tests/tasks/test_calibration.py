@@ -18,7 +18,6 @@ from ifcomp.tasks.calibration import (
     brier_score,
     calibration_summary,
     expected_calibration_error,
-    fitted_inverse_temperature,
     negative_log_likelihood,
     plot_reliability,
     pnml_grid,
@@ -242,22 +241,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one curve"):
         plot_reliability({}, io.BytesIO())
     assert not list(tmp_path.iterdir())
-
-
-def test_a_planted_temperature_is_found() -> None:
-    generator = np.random.default_rng(3)
-    logits = 4 * generator.normal(size=(5000, 5))
-    labels = np.array([generator.choice(5, p=row) for row in softmax(0.3 * logits)])
-    found = fitted_inverse_temperature(logits, labels)
-    assert found == pytest.approx(0.3, rel=0.05)
-    best = log_loss(labels, softmax(found * logits))
-    for nearby in (0.99 * found, 1.01 * found):
-        assert log_loss(labels, softmax(nearby * logits)) > best
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
 
 
 def test_the_grid_is_the_formula_for_every_alpha_and_both_variants() -> None:
