@@ -10,10 +10,11 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.testing import assert_close
 
 from cases import LAYER_CASES, MODEL_CASES, Case
-from comparison import as_type
-from experiments.baselines.gradients import expected_gradnorm, gradnorm, grand, tracin
+from comparison import as_type, dense
+from experiments.baselines.gradients import gradnorm, grand, identity_curvature, tracin
 from ifcomp.errors import DataError, EmptyDataError, LabelError, SettingError
 from oracles import Inputs
 
@@ -32,8 +33,8 @@ def explicit_norms(model: nn.Module, x: Tensor, labels: Tensor) -> np.ndarray:
     """``||d(-log p_y)/d theta||^2`` of every example."""
     parameters = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
-    def loss(own: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(model, own, (example[None],)), label[None])
+    def loss(weights: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(model, weights, (example[None],)), label[None])
 
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         gradients = vmap(grad(loss), (None, 0, 0))(parameters, x, labels)
@@ -58,11 +59,24 @@ def test_gradnorm_is_the_mean_over_all_labels(name: str) -> None:
     assert_allclose(gradnorm(model, [x[:4], x[4:]]), all_norms(case, model, x).mean(1), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_expected_gradnorm_is_weighted_by_the_model(name: str) -> None:
-    case, model, x, _ = given(name)
-    p = model(x).softmax(1).detach().numpy()
-    assert_allclose(expected_gradnorm(model, [x]), (p * all_norms(case, model, x)).sum(1), rtol=1e-9)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_influence_with_identity_curvature_is_the_squared_norm(
+    case: Case, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Every layer and label, against Jacobians of one example at a time in float64."""
+    exact = dense(case, size=5, seed=0)
+    errors = exact.probability(1.0).unsqueeze(1) - torch.eye(case.num_classes, dtype=torch.float64)
+    gradients = [torch.einsum("byk,bk...->by...", errors, jacobian) for jacobian in exact.jacobians.values()]
+    expected = sum(gradient.flatten(2).square().sum(2) for gradient in gradients)
+    inputs = as_type(case.sample(5), dtype)
+    found = identity_curvature(case.make().to(dtype), first_example(inputs)).influence(inputs)
+    assert found.dtype == torch.float64
+    assert_close(found, expected, rtol=tolerance, atol=0)
+
+
+def first_example(inputs: Inputs) -> Inputs:
+    return {key: value[:1] for key, value in inputs.items()} if isinstance(inputs, dict) else inputs[:1]
 
 
 def test_inputs_by_keyword() -> None:
@@ -127,7 +141,7 @@ def loaded(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:
     return other
 
 
-def test_labels_are_not_looked_at_where_none_are_needed() -> None:
+def test_gradnorm_ignores_labels() -> None:
     _, model, x, y = given("lenet")
     assert_allclose(gradnorm(model, [(x, -1 - y)]), gradnorm(model, [x]))
 

@@ -1,7 +1,6 @@
 """Moments against numpy, SWA against torch's own averaging, and SWAG against draws written out by hand."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch.testing import assert_close
 from experiments.baselines.ensemble import DeepEnsemble
 from experiments.baselines.interface import derived_seed
 from experiments.baselines.swag import Swag, WeightMoments, swa_model
-from ifcomp.errors import DataError, ModelError, NotFittedError, SettingError, StorageError
+from ifcomp.errors import DataError, ModelError, NotFittedError, SettingError
 
 
 def network() -> nn.Module:
@@ -135,20 +134,6 @@ def test_dicts_and_tied_weights() -> None:
     assert swa.norm.running_mean.abs().max() > 0
     swag = Swag(model, moments, data, samples=2)
     assert_close(swag.predict_proba(data[0]).sum(1), torch.ones(8).double())
-
-
-def test_moments_survive_a_file(tmp_path: Path) -> None:
-    moments = collected(path(network()))
-    moments.save(tmp_path / "moments.safetensors")
-    loaded = WeightMoments.load(tmp_path / "moments.safetensors")
-    assert loaded.count == moments.count
-    for name, value in moments.mean.items():
-        assert torch.equal(loaded.mean[name], value)
-        assert torch.equal(loaded.variance[name], moments.variance[name])
-    (tmp_path / "other").write_bytes(b"something else")
-    for name in ("other", "missing"):
-        with pytest.raises(StorageError, match="moments"):
-            WeightMoments.load(tmp_path / name)
 
 
 def test_refuses_what_does_not_go_together() -> None:
