@@ -12,7 +12,6 @@ from blocks import footprint, kronecker, other, table
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, Relative
 from ifcomp.errors import SettingError
 from ifcomp.influence import choice, kernels
-from ifcomp.influence.norms import choose_way
 from ifcomp.influence.probes import _directions, check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights, invert
 
@@ -39,13 +38,6 @@ def test_the_cheaper_kernel_is_taken() -> None:
     assert choice.choose_kernel(WIDE, 2, 4, 1000.0) == "pairs"
     assert choice.choose_kernel(WIDE, 2, 4, 1001.0) == "direct"
     assert choice.choose_kernel(WIDE, 1, 1, 1e30) == "pairs"
-
-
-def test_the_cheaper_way_to_norms_is_taken() -> None:
-    """T^2 (J + C O) against C T O J."""
-    block = kronecker("x", 1, 3, 5)
-    assert [choose_way(block, positions, 2) for positions in (2, 3)] == ["ghost", "direct"]
-    assert choose_way(kronecker("x", 1, 1, 2), 1, 2) == "ghost"  # as many: 4
 
 
 def session() -> Any:

@@ -11,11 +11,8 @@ from torch.testing import assert_close
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type, assert_exact, fitted
 from ifcomp import IFComp, Relative
-from ifcomp.data.batches import as_batch
-from ifcomp.influence.norms import squared_gradient_norms
 from ifcomp.layers import backward
-from ifcomp.layers.registry import Selection
-from ifcomp.layers.session import Session, stacks_cotangents
+from ifcomp.layers.session import stacks_cotangents
 from ifcomp.memory import as_bytes
 from tracking import Alive
 
@@ -68,21 +65,6 @@ def test_single_precision_is_that_of_one_by_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ifcomp.layers.session.stacks_cotangents", lambda device: True)
     other = fitted(LENET, torch.float32)
     assert_close(other.influence(inputs), one.influence(inputs), rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("case", MODEL_CASES, ids=str)
-def test_norms_are_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = as_batch(as_type(case.sample(5), torch.float64))
-    cotangents = torch.randn(3, 5, case.num_classes, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-
-    def norms() -> Tensor:
-        session = Session(case.make().double(), Selection(), batch)
-        with session.attached():
-            return squared_gradient_norms(session, session.record(batch), batch, cotangents)
-
-    expected = norms()
-    monkeypatch.setattr("ifcomp.layers.session.stacks_cotangents", lambda device: True)
-    assert_close(norms(), expected, rtol=1e-9, atol=0)
 
 
 def test_half_precision_is_the_same(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
