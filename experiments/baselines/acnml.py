@@ -166,7 +166,7 @@ class Acnml:
         diverged = ~hindsight.isfinite().all(1) | (hindsight.sum(1) == 0)
         if diverged.any():
             raise NonFiniteError(
-                f"{batch.where}: fitting the labels of {batch.example(diverged)} diverges. "
+                f"Fitting the labels of example {int(diverged.nonzero()[0])} diverges. "
                 "Use a smaller scale, more damping or less relaxation."
             )
         return hindsight

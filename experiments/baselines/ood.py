@@ -162,8 +162,8 @@ def _image(batch: Batch) -> Tensor:
     """Return the inputs as one floating-point tensor, or raise DataError."""
     if batch.kwargs or len(batch.args) != 1 or not batch.args[0].is_floating_point():
         raise DataError(
-            f"{batch.where}: this detector is applied to the inputs, which must be one floating-point tensor x. "
-            "For other inputs use a detector that reads logits or features."
+            "This detector is applied to the inputs, which must be one floating-point tensor x. For other inputs use "
+            "a detector that reads logits or features."
         )
     image: Tensor = batch.args[0]
     return image
