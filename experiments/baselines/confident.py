@@ -98,7 +98,7 @@ def out_of_sample_probabilities(
         if classes[fold] != classes[0]:
             raise ModelError(
                 f"The model of fold {fold} has {classes[fold]} logits, that of the first fold {classes[0]}. "
-                "train_function must return models for all classes, even if a part lacks some."
+                "train_function must return models for all classes, even if a part lacks a class."
             )
     return np.stack([rows[index] for index in range(len(labels))])
 

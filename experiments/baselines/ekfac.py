@@ -140,11 +140,12 @@ def _inverse_block(
 
 def _block_rows(model: nn.Module, name: str) -> list[Rows]:
     """Return the trainable parameters of a block: the parameter or module of its name, or a projection of attention."""
-    trainable = {own for own, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trainable = {parameter for parameter, value in parameters.items() if value.requires_grad}
     if name in trainable:
         return [(name, ...)]
     prefix = f"{name}." if name else ""
-    rows: list[Rows] = [(prefix + own, ...) for own in ("weight", "bias") if prefix + own in trainable]
+    rows: list[Rows] = [(prefix + kind, ...) for kind in ("weight", "bias") if prefix + kind in trainable]
     module, _, projection = name.rpartition(".")
     if rows or projection not in _PROJECTIONS:
         return rows
@@ -157,4 +158,4 @@ def _block_rows(model: nn.Module, name: str) -> list[Rows]:
         f"{projection}_proj_weight": ...,
         "in_proj_bias": packed,
     }
-    return [(prefix + own, index) for own, index in candidates.items() if prefix + own in trainable]
+    return [(prefix + kind, index) for kind, index in candidates.items() if prefix + kind in trainable]

@@ -1,4 +1,4 @@
-"""Simple scores of logits, as users know them: what tables show beside our own scores.
+"""Simple scores of logits: the usual methods, which tables show beside ours.
 
 Every function takes logits f, [N, K], as anything that ``numpy.asarray`` accepts, tensors on the CPU included. Scores
 are float64 arrays [N]; larger = more suspicious. With ``p = softmax(f)`` and labels y:
@@ -43,9 +43,9 @@ def margin(logits: ArrayLike, labels: ArrayLike) -> Floats:
     """
     values, columns = _checked(logits, labels)
     probability: Floats = softmax(values, 1)
-    given = np.take_along_axis(probability, columns, 1)[:, 0]
+    label_probability = np.take_along_axis(probability, columns, 1)[:, 0]
     np.put_along_axis(probability, columns, -1.0, 1)
-    return np.asarray(probability.max(1) - given)
+    return np.asarray(probability.max(1) - label_probability)
 
 
 def max_softmax(logits: ArrayLike) -> Floats:

@@ -48,8 +48,8 @@ def fitted_probability(model: nn.Module, example: Inputs, label: int, times: Tim
     base = {n: p.detach().clone() for n, p in moving.named_parameters() if p.requires_grad}
     for _ in range(steps):
         parameters = [moving.get_parameter(name) for name in base]
-        found = torch.autograd.grad(-log_probabilities(moving, example)[label], parameters, materialize_grads=True)
-        change = times(dict(zip(base, found, strict=True)))
+        gradients = torch.autograd.grad(-log_probabilities(moving, example)[label], parameters, materialize_grads=True)
+        change = times(dict(zip(base, gradients, strict=True)))
         with torch.no_grad():
             for name, value in base.items():
                 moving.get_parameter(name).copy_(value - change[name])
@@ -60,13 +60,14 @@ def dense_times(case: Case, ifc: IFComp, damping: float, scale: float) -> Times:
     """``scale/n (F + delta)^-1`` as one dense matrix over all trainable parameters, one after the other."""
     shapes = {name: p.shape for name, p in ifc.model.named_parameters() if p.requires_grad}
     sizes = [shape.numel() for shape in shapes.values()]
-    numbers = torch.arange(sum(sizes)).split(sizes)
-    places = {name: own.view(1, 1, *shapes[name]) for name, own in zip(shapes, numbers, strict=True)}
+    indices = torch.arange(sum(sizes)).split(sizes)
+    positions = {name: index.view(1, 1, *shapes[name]) for name, index in zip(shapes, indices, strict=True)}
     covariance = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64)
     for block in oracle_blocks(case):
-        own = library_block(ifc, block)
-        order = block_jacobian(places, block).flatten()
-        inverse = ekfac_inverse(ifc.factors.blocks[own.name].second_moments, damping, **basis_arguments(ifc, own))
+        fitted_block = library_block(ifc, block)
+        order = block_jacobian(positions, block).flatten()
+        moments = ifc.factors.blocks[fitted_block.name].second_moments
+        inverse = ekfac_inverse(moments, damping, **basis_arguments(ifc, fitted_block))
         covariance[order[:, None], order] = scale / ifc.factors.count * inverse
 
     def times(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,8 +100,8 @@ def test_ekfac_variant_is_the_published_procedure(name: str) -> None:
     ifc = fitted(case, size=4)
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-2, scale=0.5)
-    found = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=3).hindsight_proba(inputs)
-    assert_close(found, brute_force(ifc.model, inputs, times, steps=3), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=3).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(ifc.model, inputs, times, steps=3), rtol=1e-8, atol=1e-12)
 
 
 def test_ekfac_variant_with_shared_offsets() -> None:
@@ -108,8 +109,8 @@ def test_ekfac_variant_with_shared_offsets() -> None:
     ifc = fitted(case, size=4, sua=True)
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-2, scale=0.5)
-    found = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=2).hindsight_proba(inputs)
-    assert_close(found, brute_force(ifc.model, inputs, times, steps=2), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=2).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(ifc.model, inputs, times, steps=2), rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d_groups", "lenet", "tied", "attention_padding"])
@@ -123,8 +124,8 @@ def test_swag_variant_is_the_published_procedure(name: str) -> None:
     def times(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: 0.5 * moments.variance[name] * gradient for name, gradient in gradients.items()}
 
-    found = Acnml.from_swag(model, moments).hindsight_proba(inputs)
-    assert_close(found, brute_force(model, inputs, times, steps=5), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_swag(model, moments).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(model, inputs, times, steps=5), rtol=1e-8, atol=1e-12)
 
 
 def test_defaults_are_those_of_the_published_code() -> None:
@@ -132,9 +133,11 @@ def test_defaults_are_those_of_the_published_code() -> None:
     ifc = fitted(case)
     inputs = as_type(case.sample(3, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-12, scale=1e-4)
-    found = Acnml.from_ekfac(ifc, damping=1e-12)
-    assert (found.steps, found.relaxation) == (5, 1.0)
-    assert_close(found.hindsight_proba(inputs), brute_force(ifc.model, inputs, times, steps=5), rtol=1e-7, atol=1e-12)
+    predictive = Acnml.from_ekfac(ifc, damping=1e-12)
+    assert (predictive.steps, predictive.relaxation) == (5, 1.0)
+    assert_close(
+        predictive.hindsight_proba(inputs), brute_force(ifc.model, inputs, times, steps=5), rtol=1e-7, atol=1e-12
+    )
 
 
 def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
@@ -142,7 +145,7 @@ def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
     model = nn.Linear(3, 4).double()
     x = torch.randn(2, 3).double()
     variance = {name: torch.rand(value.shape).double() + 0.1 for name, value in model.named_parameters()}
-    found = Acnml(model, DiagonalCovariance(variance), steps=400, relaxation=0.1).hindsight_proba(x)
+    hindsight = Acnml(model, DiagonalCovariance(variance), steps=400, relaxation=0.1).hindsight_proba(x)
     base = np.concatenate([model.weight.detach().numpy().ravel(), model.bias.detach().numpy()])
     precision = 1 / np.concatenate([variance["weight"].numpy().ravel(), variance["bias"].numpy()])
 
@@ -157,7 +160,7 @@ def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
                 return float(-log_p(theta, inputs)[label] + 0.5 * (precision * (theta - base) ** 2).sum())
 
             best = minimize(objective, base, method="BFGS", options={"gtol": 1e-7})
-            assert float(found[index, label]) == pytest.approx(np.exp(log_p(best.x, inputs)[label]), rel=1e-6)
+            assert float(hindsight[index, label]) == pytest.approx(np.exp(log_p(best.x, inputs)[label]), rel=1e-6)
 
 
 def test_relaxed_and_restarted_steps_share_their_fixed_point() -> None:
@@ -222,12 +225,12 @@ def test_only_fitted_layers_move() -> None:
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     trunk, head = ifc.model[:-1], copy.deepcopy(ifc.model[-1])
     fit_of_head = IFComp(head, fisher="exact").fit([trunk(as_type(case.sample(7, seed=1), torch.float64)).detach()])
-    found = Acnml.from_ekfac(ifc, damping=Relative(0.1)).predict_proba(inputs)
+    probability = Acnml.from_ekfac(ifc, damping=Relative(0.1)).predict_proba(inputs)
     expected = Acnml.from_ekfac(fit_of_head, damping=Relative(0.1)).predict_proba(trunk(inputs).detach())
-    assert_close(found, expected, rtol=1e-9, atol=0)
+    assert_close(probability, expected, rtol=1e-9, atol=0)
 
 
-def test_refuses_what_means_nothing() -> None:
+def test_invalid_settings_are_refused() -> None:
     case = CASES["linear"]
     ifc, tempered = fitted(case), fitted(case, beta=0.5)
     with pytest.raises(NotFittedError, match="fit"):
@@ -244,7 +247,7 @@ def test_refuses_what_means_nothing() -> None:
         Acnml.from_swag(ifc.model, trained_path(ifc.model, 0.1))
 
 
-def test_says_when_steps_diverge() -> None:
+def test_divergence_is_reported() -> None:
     model = CASES["linear"].make()
     covariance = DiagonalCovariance({name: torch.full_like(p.detach(), 1e30) for name, p in model.named_parameters()})
     with pytest.raises(NonFiniteError, match=r"example 0 .*diverges"):

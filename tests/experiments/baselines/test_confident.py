@@ -1,4 +1,4 @@
-"""Confident learning against its definitions, and cross-validation that never shows a model its own fold."""
+"""Confident learning against its definitions, and cross-validation against scikit-learn."""
 
 import sys
 
@@ -68,10 +68,10 @@ def fit(data: Dataset, seed: int) -> nn.Module:
 
 def test_out_of_sample_probabilities_are_those_of_scikit_learn() -> None:
     x, y = blobs()
-    found = out_of_sample_probabilities(fit, TensorDataset(x, y), folds=4, seed=3, batch_size=7)
+    probabilities = out_of_sample_probabilities(fit, TensorDataset(x, y), folds=4, seed=3, batch_size=7)
     parts = StratifiedKFold(4, shuffle=True, random_state=3)
     expected = cross_val_predict(LogisticRegression(), x.numpy(), y.numpy(), cv=parts, method="predict_proba")
-    assert_allclose(found, expected, rtol=1e-9)
+    assert_allclose(probabilities, expected, rtol=1e-9)
 
 
 def test_seeds_of_the_training_runs() -> None:
@@ -88,8 +88,8 @@ def test_seeds_of_the_training_runs() -> None:
 def test_in_sample_probabilities() -> None:
     x, y = blobs()
     reference = LogisticRegression().fit(x.numpy(), y.numpy())
-    found = in_sample_probabilities(LogisticModel(reference), [(x[:50], y[:50]), (x[50:],)])
-    assert_allclose(found, reference.predict_proba(x.numpy()), rtol=1e-9)
+    probabilities = in_sample_probabilities(LogisticModel(reference), [(x[:50], y[:50]), (x[50:],)])
+    assert_allclose(probabilities, reference.predict_proba(x.numpy()), rtol=1e-9)
 
 
 def test_bad_data_is_refused() -> None:

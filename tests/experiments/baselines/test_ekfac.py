@@ -12,7 +12,7 @@ from comparison import assert_same, basis_arguments, fitted, library_block, orac
 from experiments.baselines.ekfac import EkfacCovariance
 from ifcomp import IFComp, Relative
 from ifcomp.errors import ModelError, SettingError
-from oracles import block_jacobian, ekfac_inverse
+from oracles import OracleBlock, block_jacobian, ekfac_inverse
 
 DAMPING = 1e-2
 
@@ -33,6 +33,13 @@ def canonical(case: Case, values: dict[str, Tensor]) -> list[Tensor]:
     return [block_jacobian(single, block).flatten() for block in oracle_blocks(case)]
 
 
+def dense_inverse(ifc: IFComp, block: OracleBlock) -> Tensor:
+    """``(F + delta)^-1`` of a block as a dense matrix."""
+    fitted_block = library_block(ifc, block)
+    moments = ifc.factors.blocks[fitted_block.name].second_moments
+    return ekfac_inverse(moments, DAMPING, **basis_arguments(ifc, fitted_block))
+
+
 CASES = [*LAYER_CASES, *MODEL_CASES]
 
 
@@ -45,15 +52,11 @@ def test_product_is_that_of_the_dense_inverse(case: Case, sua: bool) -> None:
     ifc = fitted(case, size=4, sua=sua)
     gradients = random_gradients(ifc)
     covariance = EkfacCovariance(ifc, DAMPING, scale=3.0)
-    found = covariance.multiply(gradients)
-    assert covariance.names == found.keys()
-    expected = [
-        3.0 * ekfac_inverse(ifc.factors.blocks[own.name].second_moments, DAMPING, **basis_arguments(ifc, own)) @ vector
-        for own, vector in zip(
-            (library_block(ifc, block) for block in oracle_blocks(case)), canonical(case, gradients), strict=True
-        )
-    ]
-    for product, truth in zip(canonical(case, found), expected, strict=True):
+    products = covariance.multiply(gradients)
+    assert covariance.names == products.keys()
+    vectors = zip(oracle_blocks(case), canonical(case, gradients), strict=True)
+    expected = [3.0 * dense_inverse(ifc, block) @ vector for block, vector in vectors]
+    for product, truth in zip(canonical(case, products), expected, strict=True):
         assert_same(product, truth)
 
 
@@ -63,20 +66,20 @@ def test_product_runs_under_vmap(name: str) -> None:
     ifc = fitted(case, size=4)
     covariance = EkfacCovariance(ifc, Relative(0.1), scale=1.0)
     gradients = random_gradients(ifc, 3)
-    found = vmap(covariance.multiply)(gradients)
+    products = vmap(covariance.multiply)(gradients)
     for index in range(3):
         alone = covariance.multiply({name: value[index] for name, value in gradients.items()})
         for name, value in alone.items():
-            assert_same(found[name][index], value)
+            assert_same(products[name][index], value)
 
 
-def test_what_the_fit_leaves_out_does_not_move() -> None:
+def test_parameters_outside_of_the_fit_get_zero() -> None:
     case = next(case for case in MODEL_CASES if case.name == "lenet")
     ifc = fitted(case, size=4, layers="last")
     covariance = EkfacCovariance(ifc, DAMPING, scale=1.0)
     assert covariance.names == {"11.weight", "11.bias"}
-    found = covariance.multiply(random_gradients(ifc))
-    assert {name for name, value in found.items() if value.any()} == covariance.names
+    products = covariance.multiply(random_gradients(ifc))
+    assert {name for name, value in products.items() if value.any()} == covariance.names
 
 
 def test_a_block_whose_name_is_not_a_layer_is_refused() -> None:

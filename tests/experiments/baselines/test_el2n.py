@@ -42,8 +42,8 @@ def test_el2n_is_averaged_over_networks() -> None:
 def test_errors_of_confident_predictions_are_still_ordered() -> None:
     """``1 - p`` of 1e-9 and 1e-12, both far below float32."""
     logits = torch.tensor([[math.log(1e-9), 0.0], [math.log(1e-12), 0.0]])
-    found = el2n(Scaled(), [(logits, torch.tensor([1, 1]))])
-    assert_allclose(found, [math.sqrt(2) * 1e-9, math.sqrt(2) * 1e-12], rtol=1e-6)
+    norms = el2n(Scaled(), [(logits, torch.tensor([1, 1]))])
+    assert_allclose(norms, [math.sqrt(2) * 1e-9, math.sqrt(2) * 1e-12], rtol=1e-6)
 
 
 def test_the_model_keeps_its_mode() -> None:

@@ -1,4 +1,4 @@
-"""A classifier split into features and head gives its own logits again, whatever its kind."""
+"""The head applied to the features gives the logits of the model, for classifiers of every kind."""
 
 import pytest
 import torch
@@ -28,10 +28,10 @@ def test_features_are_the_input_of_the_last_linear() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
     x = torch.randn(5, 4, requires_grad=True)
     features, head = split_classifier(model, x)
-    found = features(x)
+    values = features(x)
     assert head is model[3]
-    assert_close(found, model[0](x).relu())
-    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert_close(values, model[0](x).relu())
+    (gradient,) = torch.autograd.grad(values.sum(), x)
     assert gradient.abs().sum() > 0
     assert model.training
     assert model[1].training
@@ -76,6 +76,6 @@ def test_models_without_a_head_are_refused(model: nn.Module) -> None:
 def test_stages_are_the_last_modules_of_every_resolution(
     model: nn.Module, shape: tuple[int, ...], names: list[str]
 ) -> None:
-    found = find_stages(model, torch.randn(2, *shape))
+    stages = find_stages(model, torch.randn(2, *shape))
     by_module = {module: name for name, module in model.named_modules()}
-    assert [by_module[module] for module in found] == names
+    assert [by_module[module] for module in stages] == names

@@ -36,11 +36,11 @@ def test_run_data_refuses_bad_data() -> None:
 def test_logits_of_inputs_are_those_of_eval_mode() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), torch.randn(5, 4)
-    found = model_logits(model, x)
-    assert found.dtype == torch.float64
-    assert_close(found, model[0](x).detach().double())
+    logits = model_logits(model, x)
+    assert logits.dtype == torch.float64
+    assert_close(logits, model[0](x).detach().double())
     assert model.training
-    assert not found.requires_grad
+    assert not logits.requires_grad
 
 
 def test_bad_inputs_are_refused() -> None:

@@ -75,17 +75,17 @@ def by_hand() -> ByHand:
 @pytest.mark.parametrize("size", [8, 30])
 def test_is_the_predictive_written_out_by_hand(size: int) -> None:
     x = torch.randn(5, 3).double()
-    found = LastLayerLaplace(network(), batches(size), prior_precision=0.7).predict_proba(x)
-    assert_close(found, by_hand().predict(x, 0.7), rtol=1e-8, atol=0)
+    probability = LastLayerLaplace(network(), batches(size), prior_precision=0.7).predict_proba(x)
+    assert_close(probability, by_hand().predict(x, 0.7), rtol=1e-8, atol=0)
 
 
 def test_prior_precision_maximises_the_evidence() -> None:
     oracle = by_hand()
     best = minimize_scalar(lambda log: -oracle.log_evidence(math.exp(log)), bounds=(-7, 7), method="bounded").x
-    found = LastLayerLaplace(network(), batches())
-    assert math.log(found.prior_precision) == pytest.approx(best, abs=0.05)  # 100 steps of Adam from 1
+    laplace = LastLayerLaplace(network(), batches())
+    assert math.log(laplace.prior_precision) == pytest.approx(best, abs=0.05)  # 100 steps of Adam from 1
     x = torch.randn(4, 3).double()
-    assert_close(found.predict_proba(x), oracle.predict(x, found.prior_precision), rtol=1e-8, atol=0)
+    assert_close(laplace.predict_proba(x), oracle.predict(x, laplace.prior_precision), rtol=1e-8, atol=0)
 
 
 def test_dicts_of_keyword_inputs() -> None:
@@ -99,8 +99,8 @@ def test_dicts_of_keyword_inputs() -> None:
 
     x, zero = torch.randn(4, 3).double(), torch.zeros(8, 1).double()
     data = [{"values": x, "shift": zero[: len(x)], "labels": y} for x, y in batches()]
-    found = LastLayerLaplace(Keyed(), data, prior_precision=2.0).predict_proba({"values": x, "shift": zero[:4]})
-    assert_close(found, by_hand().predict(x, 2.0), rtol=1e-8, atol=0)
+    probability = LastLayerLaplace(Keyed(), data, prior_precision=2.0).predict_proba({"values": x, "shift": zero[:4]})
+    assert_close(probability, by_hand().predict(x, 2.0), rtol=1e-8, atol=0)
 
 
 def test_refuses_what_it_cannot_use() -> None:

@@ -1,6 +1,6 @@
 """Every detector against its published formula in numpy, on the network's layers called one by one.
 
-This checks what the library adds to pytorch-ood: the features, the head, the stages, and that larger means stranger.
+This checks the representations that the detectors of pytorch-ood get (features, head, stages) and the direction.
 """
 
 import copy
@@ -72,7 +72,7 @@ class Given:
 
 
 @cache
-def given() -> Given:
+def prepare() -> Given:
     """A small CNN, trained until it is right but not sure; half of the test images are brighter noise."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(150) % K
@@ -130,11 +130,11 @@ def openmax(g: Given) -> np.ndarray:
     """The tail of the distances to a class's centre is a Weibull distribution; all classes are revised by rank."""
     unlikely = np.empty_like(g.logits)
     for k in range(K):
-        own = g.train_logits[g.labels == k]
-        tail = np.sort(np.linalg.norm(own - own.mean(0), axis=1))[-25:] + 10_000
+        members = g.train_logits[g.labels == k]
+        tail = np.sort(np.linalg.norm(members - members.mean(0), axis=1))[-25:] + 10_000
         shift = tail.min() - 10_000
         _, shape, _, scale = exponweib.fit(tail - shift, f0=1, floc=0)
-        distance = np.linalg.norm(g.logits - own.mean(0), axis=1)
+        distance = np.linalg.norm(g.logits - members.mean(0), axis=1)
         unlikely[:, k] = exponweib.cdf(distance + 10_000 - shift, 1, shape, 0, scale)
     rank = (-g.logits).argsort(1).argsort(1)
     removed = unlikely * (K - rank) / K
@@ -169,9 +169,11 @@ def rmd(g: Given) -> np.ndarray:
 def gmm(g: Given) -> np.ndarray:
     terms = []
     for k in range(K):
-        own = g.train_z[g.labels == k]
-        covariance = np.cov(own.T, bias=True) + 1e-6 * np.eye(D)
-        terms.append(np.log(len(own) / len(g.labels)) + multivariate_normal.logpdf(g.z, own.mean(0), covariance))
+        members = g.train_z[g.labels == k]
+        covariance = np.cov(members.T, bias=True) + 1e-6 * np.eye(D)
+        terms.append(
+            np.log(len(members) / len(g.labels)) + multivariate_normal.logpdf(g.z, members.mean(0), covariance)
+        )
     return -logsumexp(terms, 0)
 
 
@@ -327,7 +329,7 @@ def outside(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 
 def nac(g: Given) -> np.ndarray:
     """Share of neurons whose state, activation times gradient of KL(uniform || p), was seen 50 times in training."""
-    half = np.geomspace(1e-6, 0.5, 26).astype(np.float32)  # in the precision of the states, many of which are near 1
+    half = np.geomspace(1e-6, 0.5, 26).astype(np.float32)  # in the precision of the states, most of them near 1
     edges = np.concatenate([half, 1 - half[::-1][1:]])
     total = 0
     for stage in STAGES:
@@ -384,26 +386,26 @@ def batches(x: Tensor, size: int, y: Tensor | None = None) -> list:
 
 
 @cache
-def found() -> dict[str, dict[str, np.ndarray]]:
-    g = given()
+def all_scores() -> dict[str, dict[str, np.ndarray]]:
+    g = prepare()
     train, loaders = batches(g.x, 50, g.y), {"test": batches(g.test, 10)}
     return {name: ood_scores(name, g.model, train, loaders) for name in OOD_BASELINES}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_scores_follow_the_published_formula(name: str) -> None:
-    expected = FORMULAS[name](given())
+    expected = FORMULAS[name](prepare())
     assert expected.std() > 0
-    assert_allclose(found()[name]["test"], expected, rtol=1e-3, atol=1e-4 * expected.std())
+    assert_allclose(all_scores()[name]["test"], expected, rtol=1e-3, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("name", OOD_BASELINES)
 def test_scores_do_not_depend_on_batches_or_on_other_data(name: str) -> None:
-    g = given()
+    g = prepare()
     loaders = {"test": batches(g.test, 3), "one": [g.test[:1]]}
     scores = ood_scores(name, g.model, batches(g.x, 50, g.y), loaders)
-    assert_allclose(scores["test"], found()[name]["test"], rtol=1e-4)
-    assert_allclose(scores["one"], found()[name]["test"][:1], rtol=1e-4)
+    assert_allclose(scores["test"], all_scores()[name]["test"], rtol=1e-4)
+    assert_allclose(scores["one"], all_scores()[name]["test"][:1], rtol=1e-4)
 
 
 def test_every_detector_of_the_package_is_a_baseline_or_left_out_for_a_reason() -> None:
@@ -417,7 +419,7 @@ def test_every_detector_of_the_package_is_a_baseline_or_left_out_for_a_reason() 
 
 
 def test_parameters_replace_defaults() -> None:
-    g = given()
+    g = prepare()
     scores = ood_scores("ReAct", g.model, batches(g.x, 50, g.y), {"test": [g.test]}, parameters={"percentile": 0.5})[
         "test"
     ]
@@ -427,7 +429,7 @@ def test_parameters_replace_defaults() -> None:
 
 
 def test_the_model_comes_back_as_it_was() -> None:
-    g = given()
+    g = prepare()
     g.model.train()
     before = {name: value.clone() for name, value in g.model.state_dict().items()}
     for name in ("ODIN", "MahalanobisODIN", "Gram", "NAC", "GradNorm"):
@@ -439,14 +441,14 @@ def test_the_model_comes_back_as_it_was() -> None:
 
 
 def test_random_numbers_are_left_alone() -> None:
-    g = given()
+    g = prepare()
     state = torch.get_rng_state()
     ood_scores("Gram", g.model, [(g.x, g.y)], {"test": [g.test]})
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_head_without_bias_and_double_precision() -> None:
-    g = given()
+    g = prepare()
     model = copy.deepcopy(g.model)
     model[-1].bias = None
     for name in OOD_BASELINES:
@@ -456,7 +458,7 @@ def test_a_head_without_bias_and_double_precision() -> None:
 
 
 def test_what_is_refused() -> None:
-    g = given()
+    g = prepare()
     train, test = [(g.x, g.y)], {"test": [g.test]}
     with pytest.raises(SettingError, match="MSP, MaxLogit"):
         ood_scores("Odin", g.model, train, test)
@@ -493,7 +495,7 @@ def test_networks_without_feature_maps_and_inputs_that_are_not_images() -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = given()
+    g = prepare()
     monkeypatch.setitem(sys.modules, "pytorch_ood.detector", None)
     with pytest.raises(MissingPackageError, match=r"ifcomp\[ood\]"):
         ood_scores("MSP", g.model, [(g.x, g.y)], {"test": [g.test]})
