@@ -1,4 +1,4 @@
-"""Untrusted files of fits and weights: factors, checkpoints, moments, records, hindsight results."""
+"""Files of a fit and of weights: factors, checkpoints, records, results of hindsight training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from experiments.baselines.swag import WeightMoments
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
@@ -144,29 +143,6 @@ def pickle_seeds() -> Iterable[bytes]:
         archive = file_bytes(lambda path, content=content: torch.save(content, path), ".pt")
         with zipfile.ZipFile(io.BytesIO(archive)) as file:
             yield b"\x00" + file.read(next(name for name in file.namelist() if name.endswith("data.pkl")))
-
-
-@cache
-def _moments_file() -> bytes:
-    return file_bytes(WeightMoments().collect(model()).collect(nn.Sequential(*model())).save)
-
-
-def moments(data: bytes, folder: Path) -> None:
-    """Load weight moments. The first byte selects: arbitrary bytes, or a well-formed file with wrong content."""
-    path, draw = folder / "moments.safetensors", Draw(data[1:])
-    content = data[1:]
-    if data[:1] >= b"\x80":
-        metadata = as_json(draw.damaged({"count": 2}) if draw.number(0, 1) else {"count": 2})
-        content = save(_damaged(draw, load(_moments_file())), {"ifcomp.swag": metadata})
-    path.write_bytes(content)
-    loaded = WeightMoments.load(path)
-    loaded.check(model())
-    assert all(bool(value.isfinite().all()) for value in loaded.sample(0).values())
-
-
-def moments_seeds() -> list[bytes]:
-    """Return a file of weight moments and a description of changes."""
-    return [b"\xff" + bytes(64), b"\x00" + _moments_file()]
 
 
 def checkpoint(data: bytes, folder: Path) -> None:

@@ -38,7 +38,6 @@ TARGETS: dict[str, Target] = {
     "parquet": Target(data.parquet, data.parquet_seeds, 20_000, 16_384),
     "folder": Target(data.folder_of_images, data.image_seeds, 15_000),
     "npz": Target(data.npz, data.npz_seeds, 20_000),
-    "moments": Target(fit_files.moments, fit_files.moments_seeds, 5_000, 8192),
     "factors-content": Target(fit_files.factors_content, blank, 4_000, 256),
     "inventory": Target(models.inventory, blank, 4_000, 128),
     "report": Target(words.report, blank, 500, 512),

@@ -4,16 +4,12 @@ import math
 import warnings
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from benchmarks.networks import LENET, RESNET18, Network
 from benchmarks.references import forward
 from benchmarks.suite import FORWARD, Goal, Measured, Section, Setup, Suite, milliseconds, times_faster, units
 from benchmarks.suites.influence import DAMPING, fitted
 from benchmarks.timing import interleaved
 from experiments.baselines.acnml import Acnml
-from ifcomp.data.batches import as_batch
 from ifcomp.errors import IfcompWarning
 
 warnings.filterwarnings("ignore", "alpha=", IfcompWarning)  # time does not depend on alpha
@@ -30,25 +26,16 @@ def measure(network: Network, classes: int, count: int, few: float, setup: Setup
     With ``few`` below 1, ACNML evaluates this share of the labels of one example.
     """
     ifc, x = fitted(network, classes, setup, setup.size(count))
-    assert ifc.factors is not None
     few, scale = min(few, 1) if setup.tiny else few, 1e-4 * len(x) / TRAINING_EXAMPLES
-    acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=DAMPING, scale=scale, steps=STEPS)
+    acnml = Acnml.from_ekfac(ifc, damping=DAMPING, scale=scale, steps=STEPS)
     functions = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.predict_proba(x, alpha=0.15)}
     measured = Measured()
     measured.add(interleaved(functions, setup.slow_rounds, turn=setup.turn), len(x))
-    fit = partial(_fit_labels, acnml, x[:1], round(few * classes), classes) if few < 1 else None
-    slow = {"ACNML": fit or partial(acnml.predict_proba, x[: math.ceil(few)])}
+    labels = range(round(few * classes)) if few < 1 else None  # each label is fitted alone
+    slow = {"ACNML": partial(acnml.hindsight_proba, x[: math.ceil(few)], labels)}
     measured.add(interleaved(slow, setup.slow_rounds, warm_up=False, turn=setup.turn), few)
     measured.add(interleaved(functions, 1, warm_up=False, turn=setup.turn), len(x))
     return measured
-
-
-def _fit_labels(acnml: Acnml, x: Tensor, labels: int, classes: int) -> Tensor:
-    """Run the ACNML fits of the first labels of one example. Each label is fitted separately."""
-    base = {n: p.detach() for n, p in acnml.model.named_parameters() if n in acnml.covariance.names}
-    with torch.no_grad():
-        fits = [acnml._fit(as_batch(x), torch.tensor([label]), classes, base) for label in range(labels)]
-    return torch.cat(fits)
 
 
 SUITE = Suite(

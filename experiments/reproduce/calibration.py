@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from experiments.baselines.acnml import Acnml
 from experiments.baselines.dropout import MonteCarloDropout
 from experiments.baselines.ensemble import DeepEnsemble
-from experiments.baselines.interface import model_logits
+from experiments.baselines.inference import model_logits
 from experiments.baselines.laplace import LastLayerLaplace
 from experiments.baselines.swag import Swag, WeightMoments, swa_model
 from experiments.baselines.temperature import TemperatureScaling

@@ -15,8 +15,9 @@ import numpy as np
 from torch import nn
 
 from experiments.baselines.confident import in_sample_probabilities, label_suspicion
+from experiments.baselines.el2n import el2n
 from experiments.baselines.gradients import grand, tracin
-from experiments.baselines.losses import el2n, loss_scores
+from experiments.baselines.inference import run_data
 from experiments.datasets import Batches
 from experiments.recipes import PAPER, Recipe
 from experiments.reproduce.noisy import STAGES, Noisy, at_stage, prepare, stages
@@ -28,6 +29,7 @@ from experiments.runs import Trained
 from ifcomp import Relative
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN
+from ifcomp.tasks.simple_scores import loss, margin
 from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
@@ -182,12 +184,12 @@ def _stage(settings: Settings, kind: str, stage: str, results: Results) -> dict[
     model, scored = at_stage(trained, stage, epoch), noisy.sampled(settings.scored_examples, 1)
     batches = settings.subject.batches(scored.data)
     probability, labels = in_sample_probabilities(model, batches), scored.data.labels.numpy()
-    losses = loss_scores(model, batches)
+    logits = run_data(model, batches).logits
     scores = {
         "TracIn": tracin(checkpoints_until(trained, epoch), batches),
         **curvature_scores(settings, model, noisy, batches),
-        "loss": losses["loss"],
-        "margin": losses["margin"],
+        "loss": loss(logits, labels),
+        "margin": margin(logits, labels),
         "cleanlab, self-confidence": label_suspicion(labels, probability),
         "cleanlab, weighted entropy": label_suspicion(labels, probability, "confidence_weighted_entropy"),
     }

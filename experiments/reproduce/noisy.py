@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from experiments import noise
-from experiments.baselines.features import run_data
+from experiments.baselines.inference import run_data
 from experiments.datasets import Dataset, load, separate
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained

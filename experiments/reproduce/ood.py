@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.baselines.interface import model_logits
-from experiments.baselines.ood import OOD_BASELINES, ood_scores
+from experiments.baselines.detectors import OOD_BASELINES
+from experiments.baselines.inference import model_logits
+from experiments.baselines.ood import ood_scores
 from experiments.datasets import Dataset, load
 from experiments.recipes import PAPER, QUICK
 from experiments.reproduce import synthetic_ood

@@ -106,7 +106,7 @@ def _methods(settings: Settings, name: str, _: Results) -> dict[str, list[float]
     """Return the complexity of every image by every method; larger = more surprising."""
     ifc, x = _fitted(settings), _inputs(settings, name)
     influence = ifc.influence(x)
-    acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=ifc.damping)
+    acnml = Acnml.from_ekfac(ifc)
     predicted = ifc.predict_proba(x, alpha=0.0).argmax(1, keepdim=True)
     scores = {
         "GradNorm": gradnorm(ifc.model, [x]),

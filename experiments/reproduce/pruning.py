@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from experiments.baselines.el2n import el2n
 from experiments.baselines.gradients import grand, tracin
-from experiments.baselines.losses import el2n
 from experiments.recipes import PAPER, QUICK, Recipe
 from experiments.reproduce.mislabel import checkpoints_until
 from experiments.reproduce.paper import PRUNING as PAPER_NUMBERS

@@ -22,8 +22,9 @@ from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
-from ifcomp.tasks.calibration import fitted_inverse_temperature, pnml_grid
+from ifcomp.tasks.calibration import pnml_grid
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
+from ifcomp.tasks.simple_scores import fit_temperature
 
 Objective = Literal["nll", "ece"]
 
@@ -166,7 +167,7 @@ def tune(
     held_out = [validation] if shifted is None else [validation, shifted]
     IFComp(model, damping=damping, **settings)  # validates the settings before the first pass
     logits, labels = _logits_and_labels(model, held_out, progress)
-    inverse = fitted_inverse_temperature(logits, labels)
+    inverse = 1 / fit_temperature(logits, labels)
     betas = betas or _checked_grid("betas", [float(f"{inverse * multiple:.3g}") for multiple in BETA_MULTIPLES], 1.0)
     predictors = fit_grid(model, betas, train, progress=progress, damping=damping, **settings)
     grids = []

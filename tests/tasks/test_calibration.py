@@ -18,7 +18,6 @@ from ifcomp.tasks.calibration import (
     brier_score,
     calibration_summary,
     expected_calibration_error,
-    fitted_inverse_temperature,
     negative_log_likelihood,
     plot_reliability,
     pnml_grid,
@@ -242,22 +241,6 @@ def test_unusable_plots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one curve"):
         plot_reliability({}, io.BytesIO())
     assert not list(tmp_path.iterdir())
-
-
-def test_a_known_temperature_is_recovered() -> None:
-    generator = np.random.default_rng(3)
-    logits = 4 * generator.normal(size=(5000, 5))
-    labels = np.array([generator.choice(5, p=row) for row in softmax(0.3 * logits)])
-    result = fitted_inverse_temperature(logits, labels)
-    assert result == pytest.approx(0.3, rel=0.05)
-    best = log_loss(labels, softmax(result * logits))
-    for nearby in (0.99 * result, 1.01 * result):
-        assert log_loss(labels, softmax(nearby * logits)) > best
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
 
 
 def test_the_grid_equals_the_formula_for_every_alpha_and_both_forms() -> None:

@@ -16,13 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import softmax
 
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
-from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.errors import DataError, SettingError
 from ifcomp.io.files import written_atomically
+from ifcomp.tasks.metrics import checked_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +34,6 @@ Spacing = Literal["mass", "width"]
 
 #: Number of bins, as in the paper.
 BINS = 20
-
-#: Search interval of `fitted_inverse_temperature`.
-INVERSE_TEMPERATURES = (0.02, 50.0)
 
 #: Largest deviation of a row of probabilities from a sum of 1; float32 over a thousand classes is far closer.
 SUM_TOLERANCE = 1e-3
@@ -135,29 +131,6 @@ def calibration_summary(probability: ArrayLike, label: ArrayLike) -> dict[str, f
     }
 
 
-def fitted_inverse_temperature(logits: ArrayLike, label: ArrayLike) -> float:
-    """Return the beta that minimises the NLL of ``softmax(beta * logits)``: 1 over the fitted temperature.
-
-    A value below 1 means that the model is overconfident. The NLL is convex in beta; its derivative is the mean of
-    ``E_p[f] - f_y``. If the minimum is outside `INVERSE_TEMPERATURES`, the nearer bound is returned.
-
-    Args:
-        logits: Logits f, [N, K].
-        label: Labels y, [N].
-    """
-    values = np.asarray(logits, dtype=np.float64)
-    _, truth = checked_probabilities(softmax(values, axis=1), label)
-    values = values - values[np.arange(len(truth)), truth][:, np.newaxis]
-
-    def slope(beta: float) -> float:
-        return float((softmax(beta * values, axis=1) * values).sum(1).mean())
-
-    low, high = INVERSE_TEMPERATURES
-    if slope(low) >= 0 or slope(high) <= 0:
-        return low if slope(low) >= 0 else high
-    return float(brentq(slope, low, high))
-
-
 def pnml_grid(
     probability: ArrayLike, influence: ArrayLike, label: ArrayLike, count: int, alphas: Iterable[float]
 ) -> pd.DataFrame:
@@ -224,21 +197,15 @@ def _draw(curves: Mapping[str, ReliabilityCurve], axes: Axes) -> None:
 
 
 def checked_probabilities(probability: ArrayLike, label: ArrayLike) -> tuple[Floats, Integers]:
-    """Return probabilities as float64 [N, K] and labels as int64 [N].
+    """Return the probabilities as float64 [N, K] and the labels as int64 [N].
 
     Raises:
-        DataError: If the rows are not probability distributions.
-        LabelError: If the labels are not integers in 0 ... K-1, one per row.
+        DataError: If the values are not probabilities.
+        LabelError: If the labels are not integers in 0 ... K-1, one for each row.
     """
-    values, truth = np.asarray(probability, dtype=np.float64), np.asarray(label)
+    values = np.asarray(probability, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise DataError(f"probabilities must have shape [N, K] with N > 0, but have {list(values.shape)}.")
     if not (values >= 0).all() or not (abs(values.sum(1) - 1) <= SUM_TOLERANCE).all():
-        raise DataError("Every row of probabilities must be non-negative and sum to 1. Apply softmax to logits first.")
-    if truth.shape != (len(values),) or truth.dtype.kind not in "iu":
-        raise LabelError(
-            f"labels must be integers of shape [{len(values)}], but are {truth.dtype} of shape {list(truth.shape)}."
-        )
-    if truth.min() < 0 or truth.max() >= values.shape[1]:
-        raise LabelError(f"labels must be in 0 ... {values.shape[1] - 1}, but go from {truth.min()} to {truth.max()}.")
-    return values, truth.astype(np.int64)
+        raise DataError("Every row of probabilities must be at least 0 and sum to 1. For logits use softmax first.")
+    return values, checked_labels(label, *values.shape)

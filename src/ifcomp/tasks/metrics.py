@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import roc_auc_score
 
-from ifcomp.errors import DataError
+from ifcomp.errors import DataError, LabelError
 
 Floats = NDArray[np.float64]
 
@@ -45,3 +45,24 @@ def checked_scores(name: str, scores: ArrayLike) -> Floats:
     if np.isnan(values).any():
         raise DataError(f"{name} must be numbers, but {int(np.isnan(values).sum())} of {len(values)} are NaN.")
     return values
+
+
+def checked_labels(labels: ArrayLike, count: int, classes: int) -> NDArray[np.int64]:
+    """Return the labels as int64 [N].
+
+    Args:
+        labels: [N].
+        count: N, the number of rows that the labels belong to.
+        classes: K.
+
+    Raises:
+        LabelError: If the labels are not N integers in 0 ... K-1.
+    """
+    values = np.asarray(labels)
+    if values.shape != (count,) or values.dtype.kind not in "iu":
+        raise LabelError(
+            f"labels must be integers of shape [{count}], but are {values.dtype} of shape {list(values.shape)}."
+        )
+    if values.min() < 0 or values.max() >= classes:
+        raise LabelError(f"labels must be in 0 ... {classes - 1}, but go from {values.min()} to {values.max()}.")
+    return values.astype(np.int64)
