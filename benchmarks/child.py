@@ -1,4 +1,4 @@
-"""Functions in a process of their own: for peak memory, and under torchrun."""
+"""Functions in a separate process, for peak memory and for torchrun."""
 
 import gc
 import importlib
@@ -17,51 +17,51 @@ _MARK = "result of the benchmark: "
 
 
 def in_child(function: Callable[..., Any], *arguments: Any, processes: int = 1) -> Any:
-    """What a function returns in a new process, or in the first of several that torchrun starts.
+    """Call a function in a new process, or in several processes of torchrun; return the result of the first.
 
     Args:
-        function: Of a module, not nested; what it returns must be JSON.
-        arguments: JSON too.
-        processes: How many.
+        function: Function at module level. Its result must be JSON-serialisable.
+        arguments: JSON-serialisable arguments.
+        processes: Number of processes.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     launch = [sys.executable, *(torchrun if processes > 1 else []), "-m", __spec__.name]
     command = [*launch, f"{function.__module__}:{function.__name__}", json.dumps(arguments)]
     paths = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
-    ended = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
-    results = re.findall(f"^{_MARK}(.*)$", ended.stdout, re.MULTILINE)
-    if ended.returncode or len(results) != 1:
-        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    results = re.findall(f"^{_MARK}(.*)$", process.stdout, re.MULTILINE)
+    if process.returncode or len(results) != 1:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}\n{process.stderr}")
     return json.loads(results[0])
 
 
 def peak_memory(work: Callable[[], Any]) -> int:
-    """Bytes by which the memory of this process grows at most while something is done.
+    """Return the peak memory of this process during a call, in bytes above the memory at its start.
 
-    Above what it holds at the start, not above its largest size so far: Linux forgets that one when asked to.
+    Linux can reset the peak of a process. Elsewhere the result is the growth above the largest size so far.
     """
-    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not forget.exists():
-        return _grown(lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, work)
-    gc.collect()  # what goes while the work is done would hide as much of it
-    forget.write_text("5")
-    return _grown(lambda: 1024 * int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]), work)
+    status, clear_refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not clear_refs.exists():
+        return _growth(lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, work)
+    gc.collect()  # memory freed during the call would reduce the result
+    clear_refs.write_text("5")  # resets VmHWM
+    return _growth(lambda: 1024 * int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]), work)
 
 
-def _grown(largest: Callable[[], int], work: Callable[[], Any]) -> int:
-    before = largest()
+def _growth(peak: Callable[[], int], work: Callable[[], Any]) -> int:
+    before = peak()
     work()
-    return largest() - before
+    return peak() - before
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Call the function that the first argument names with those in the second; the first process prints."""
+    """Call the function ``module:name`` of the first argument with the JSON arguments of the second."""
     module, _, name = arguments[0].partition(":")
-    found = getattr(importlib.import_module(module), name)(*json.loads(arguments[1]))
+    result = getattr(importlib.import_module(module), name)(*json.loads(arguments[1]))
     if os.environ.get("RANK", "0") == "0":
-        sys.stdout.write(f"{_MARK}{json.dumps(found)}\n")
+        sys.stdout.write(f"{_MARK}{json.dumps(result)}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Kronfluence through its own interface: what fits and self-influence are compared with.
+"""Kronfluence as reference of fits and self-influence.
 
-It covers Linear and Conv2d only and has no SUA, so ours is timed on networks of these layers with ``sua=False``. Both
-work in float32 with the same batches; its times include the files that it always writes.
+Kronfluence covers Linear and Conv2d only and has no SUA, so the library is timed on networks of these layers with
+``sua=False``. Both use float32 and the same batches. The times of kronfluence include the files that it always writes.
 """
 
 import copy
@@ -22,10 +22,10 @@ FACTORS, SCORES = "factors", "scores"
 
 
 class Classification(Task):
-    """Cross-entropy summed over the batch, with the labels of the data or labels drawn from the model."""
+    """Task with the cross-entropy summed over the batch, with labels of the data or sampled labels."""
 
     def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
-        """The loss."""
+        """Return the summed cross-entropy."""
         inputs, labels = batch
         logits = model(inputs)
         if sample:
@@ -33,15 +33,15 @@ class Classification(Task):
         return F.cross_entropy(logits, labels, reduction="sum")
 
     def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
-        """Not used by self-influence."""
+        """Return the loss; self-influence does not use it."""
         return self.compute_train_loss(batch, model)
 
 
 class Kronfluence:
-    """An analysis of a copy of a model."""
+    """Kronfluence analysis of a copy of a model."""
 
     def __init__(self, model: nn.Module, folder: Path) -> None:
-        """Prepare a copy of the model; files go to the folder."""
+        """Prepare a copy of the model; files are written to the folder."""
         task = Classification()
         prepared = prepare_model(copy.deepcopy(model), task)
         self._analyzer = Analyzer(
@@ -49,7 +49,7 @@ class Kronfluence:
         )
 
     def fit(self, data: TensorDataset, batch: int) -> Path:
-        """EKFAC factors from labels drawn from the model, as our default has them; gives their folder."""
+        """Fit EKFAC factors with sampled labels, the default of IFComp, and return their folder."""
         with _quiet():
             self._analyzer.fit_all_factors(
                 FACTORS,
@@ -62,7 +62,7 @@ class Kronfluence:
         return folder
 
     def self_influence(self, data: TensorDataset, batch: int) -> Tensor:
-        """Of the given labels, [N], with the last factors and a damping of 0.1 times each layer's mean."""
+        """Return the self-influence of the given labels, [N], at a damping of 0.1 times the mean of each layer."""
         with _quiet():
             self._analyzer.compute_self_scores(
                 scores_name=SCORES,

@@ -1,4 +1,4 @@
-"""The networks that are timed. Time does not depend on the weights, so they are not trained."""
+"""Networks of the benchmarks. They are not trained, because time does not depend on the weights."""
 
 import warnings
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from benchmarks.suite import Setup
 from experiments.models import LeNet, resnet18, resnet20
 
-warnings.filterwarnings("ignore", "The running statistics of", UserWarning)  # as they are not trained
+warnings.filterwarnings("ignore", "The running statistics of", UserWarning)  # untrained networks
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network to time.
+    """Network of a benchmark.
 
     Attributes:
-        make: Builds it for K classes.
-        tiny: The same for K classes, narrower: what a tiny run takes instead.
-        shape: Of one input.
-        batch: Examples for the forward pass and ours.
-        few: Examples for what takes much longer.
-        sua: Whether the curvature shares one input basis over a kernel's offsets; the paper does so for ResNets only.
+        make: Function that builds the network for K classes.
+        tiny: Function that builds a narrower network for tiny runs.
+        shape: Shape of one input.
+        batch: Number of examples for the forward pass and for the library.
+        few: Number of examples for slow references.
+        sua: Whether kernel offsets share one input basis (SUA); the paper uses it for ResNets only.
     """
 
     make: Callable[[int], nn.Module]
@@ -34,18 +34,18 @@ class Network:
     sua: bool
 
     def model(self, classes: int, setup: Setup) -> nn.Module:
-        """In eval mode, with random weights that are always the same; sets the number of threads."""
+        """Set the number of threads and return the network in eval mode with seeded random weights."""
         torch.set_num_threads(setup.threads)
         torch.manual_seed(0)
         return (self.tiny if setup.tiny else self.make)(classes).eval()
 
     def images(self, count: int) -> Tensor:
-        """Random inputs, always the same."""
+        """Return seeded random inputs."""
         return torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
 
 
 def plain_network(classes: int, width: int = 32) -> nn.Module:
-    """Conv2d and Linear layers only, 0.3 million parameters for ten classes: all that kronfluence covers."""
+    """Build a CNN of Conv2d and Linear layers, which kronfluence covers; 0.3 million parameters for ten classes."""
     return nn.Sequential(
         *(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU()),
         *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU()),

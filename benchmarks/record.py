@@ -1,4 +1,4 @@
-"""Raw results as JSON: one file a suite, one entry for each subject, number of threads and processor."""
+"""Raw results as JSON: one file per suite, one entry per subject, number of threads and processor."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Run:
-    """A subject, how and where it was measured, and what came out."""
+    """Measurements of one subject, with number of threads and environment."""
 
     subject: str
     threads: int
@@ -23,12 +23,12 @@ class Run:
 
     @property
     def processor(self) -> str:
-        """Where it was measured: figures of one are not to be set beside those of another."""
+        """Name of the processor. Results of different processors are not comparable."""
         return str(self.environment["cpu"])
 
 
 def read(suite: str, folder: Path) -> list[Run]:
-    """What a folder has of a suite; nothing if it was never run."""
+    """Read the runs of a suite; empty if there is no file."""
     path = folder / f"{suite}.json"
     if not path.exists():
         return []
@@ -37,7 +37,7 @@ def read(suite: str, folder: Path) -> list[Run]:
 
 
 def write(suite: str, runs: Iterable[Run], folder: Path) -> None:
-    """Add runs to the file of a suite; they take the place of those of the same subject, threads and processor."""
+    """Add runs to the file of a suite. They replace runs of the same subject, threads and processor."""
     kept = {(run.subject, run.threads, run.processor): run for run in [*read(suite, folder), *runs]}
     folder.mkdir(parents=True, exist_ok=True)
     content = {"suite": suite, "runs": [asdict(run) for run in kept.values()]}
@@ -46,4 +46,4 @@ def write(suite: str, runs: Iterable[Run], folder: Path) -> None:
 
 
 def _measured(times: dict[str, Any], numbers: dict[str, float]) -> Measured:
-    return Measured({name: Times(**own) for name, own in times.items()}, numbers)
+    return Measured({name: Times(**fields) for name, fields in times.items()}, numbers)

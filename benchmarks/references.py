@@ -1,7 +1,7 @@
-"""What timings are compared with: influence with ``vmap`` as in the paper, gradient norms, a plain forward pass.
+"""References of the timings: influence with ``vmap`` as in the paper, gradient norms and a plain forward pass.
 
-Everything here is built from ``torch.func`` alone and shares no code with the library, so that agreement of the
-numbers is evidence too. Gradients are in beta-free units: ``g_y = J^T (p - e_y)`` with ``p = softmax(beta f(x))``.
+They use ``torch.func`` only and share no code with the library, so they also verify its results. Gradients are in
+beta-free units: ``g_y = J^T (p - e_y)`` with ``p = softmax(beta f(x))``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,16 +15,16 @@ from torch.nn import functional as F
 
 
 class LayerFactors(TypedDict):
-    """Eigenbasis and weights of one layer's block of the inverse curvature.
+    """Eigenbasis and weights of the inverse curvature of one layer.
 
     The gradient of a layer is a matrix [O, J]: the flattened weight, then the bias as last column.
 
     Attributes:
-        input_basis: Q_A. [J, J] with ``offsets=1``; [C, C] over input channels, applied at every kernel offset, with
-            ``offsets = kh * kw`` (SUA), where a bias column is not rotated. None for a diagonal block.
+        input_basis: Q_A. [J, J] with ``offsets=1``. With ``offsets = kh * kw`` (SUA) it is [C, C] over input channels
+            and applies at every kernel offset; the bias column is not rotated. None for a diagonal block.
         output_basis: Q_S, [O, O]. None for a diagonal block.
         weights: 1 / (Lambda + delta), [O, J]; [P] over (weight, bias) for a diagonal block.
-        offsets: Kernel offsets that share one input basis; column j is ``channel * offsets + offset``.
+        offsets: Number of kernel offsets that share one input basis; column j is ``channel * offsets + offset``.
     """
 
     input_basis: Tensor | None
@@ -36,14 +36,14 @@ class LayerFactors(TypedDict):
 def paper_influence(
     model: nn.Module, x: Tensor, factors: Mapping[str, LayerFactors], beta: float, chunk: int = 8
 ) -> Tensor:
-    """Influence of every label with every gradient formed: ``sum((Q_S^T G Q_A)^2 * W)`` over the layers.
+    """Return the influence of every label from explicit gradients G: ``sum((Q_S^T G Q_A)^2 * W)`` over layers.
 
     Args:
         model: Classifier of Linear, Conv2d (one group) and BatchNorm2d layers.
         x: Inputs, [B, ...].
-        factors: Layer name to its factors; parameters of other layers are left out.
+        factors: Factors by layer name; parameters of other layers are ignored.
         beta: Inverse temperature, positive.
-        chunk: Examples whose gradients, K for each, are in memory at once.
+        chunk: Number of examples whose K gradients are in memory at once.
 
     Returns:
         IF_beta(x, y) for every label, [B, K].
@@ -59,13 +59,13 @@ def paper_influence(
 
 
 def vmap_gradient_norm(model: nn.Module, x: Tensor, beta: float = 1.0, chunk: int = 8) -> Tensor:
-    """Squared gradient norm of every label over all trainable parameters.
+    """Return the squared gradient norm of every label over all trainable parameters.
 
     Args:
         model: Classifier that returns logits [B, K].
         x: Inputs, [B, ...].
         beta: Inverse temperature, positive.
-        chunk: Examples whose gradients, K for each, are in memory at once.
+        chunk: Number of examples whose K gradients are in memory at once.
 
     Returns:
         ``|J^T (p - e_y)|^2`` for every label, [B, K].
@@ -80,7 +80,7 @@ def vmap_gradient_norm(model: nn.Module, x: Tensor, beta: float = 1.0, chunk: in
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits [B, K] of inputs [B, ...] in eval mode, without a graph."""
+    """Return the logits [B, K] of inputs [B, ...] in eval mode, without autograd."""
     with _eval_mode(model), torch.no_grad():
         logits: Tensor = model(x)
     return logits
@@ -100,9 +100,9 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 def _label_gradients(
     model: nn.Module, parameters: Mapping[str, Tensor], x: Tensor, beta: float, chunk: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yields the gradients of ``-log softmax(beta f)[y] / beta`` for all labels, each [b, K, *parameter shape]."""
+    """Yield the gradients of ``-log softmax(beta f)[y] / beta`` of all labels per chunk, each [b, K, *shape]."""
     if beta <= 0:
-        raise ValueError(f"beta is {beta}; these references divide by it: give a positive value")
+        raise ValueError(f"beta must be positive, but is {beta}")
 
     def loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(model, parameters, (example[None],))
@@ -112,7 +112,7 @@ def _label_gradients(
     over_labels = vmap(grad(loss), in_dims=(None, None, 0))
     over_examples = vmap(over_labels, in_dims=(None, 0, None))
     for examples in torch.split(x, chunk):
-        # Entered anew for each chunk: a generator must not hold modes while its caller runs.
+        # Entered for each chunk, because a generator must not keep modes while its caller runs.
         with _eval_mode(model), torch.no_grad():
             gradients = over_examples(dict(parameters), examples, labels)
         yield gradients
@@ -124,7 +124,7 @@ def _layer_parameters(model: nn.Module, name: str) -> Iterator[str]:
 
 
 def _block_influence(gradients: list[Tensor], factors: LayerFactors) -> Tensor:
-    """Sums squared, weighted gradients of one layer ([b, K, *shape] for weight and bias) in its eigenbasis: [b, K]."""
+    """Return the influence of one layer, [b, K], from the gradients of weight and bias, each [b, K, *shape]."""
     input_basis, output_basis, weights = factors["input_basis"], factors["output_basis"], factors["weights"]
     if input_basis is None or output_basis is None:
         return _join([g.flatten(2) for g in gradients]).square() @ weights
@@ -134,7 +134,7 @@ def _block_influence(gradients: list[Tensor], factors: LayerFactors) -> Tensor:
 
 
 def _rotate_columns(gradient: Tensor, basis: Tensor, offsets: int) -> Tensor:
-    """Multiplies [b, K, O, J] by the basis, at each kernel offset; columns beyond the basis stay as they are."""
+    """Multiply [b, K, O, J] by the basis at each kernel offset; the bias column is not rotated."""
     if offsets == 1:
         return gradient @ basis
     shared, rest = gradient.tensor_split([len(basis) * offsets], 3)
@@ -143,6 +143,6 @@ def _rotate_columns(gradient: Tensor, basis: Tensor, offsets: int) -> Tensor:
 
 
 def _join(parts: list[Tensor]) -> Tensor:
-    """Concatenates along the last axis, without a copy where only one part has entries."""
-    filled = [part for part in parts if part.shape[-1]]
-    return filled[0] if len(filled) == 1 else torch.cat(filled, -1)
+    """Concatenate along the last axis, without a copy if only one part is non-empty."""
+    non_empty = [part for part in parts if part.shape[-1]]
+    return non_empty[0] if len(non_empty) == 1 else torch.cat(non_empty, -1)

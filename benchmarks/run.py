@@ -1,4 +1,4 @@
-"""Run suites: measure, write, show."""
+"""Run suites: measure, store and print results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from ifcomp.errors import SettingError
 
 
 def chosen(names: Sequence[str]) -> list[Suite]:
-    """The suites of these names in the order of the registry; all of them without names."""
+    """Return the suites with these names in registry order; all suites without names."""
     unknown = sorted(set(names) - SUITES.keys())
     if unknown:
-        raise SettingError(f"There is no suite {', '.join(unknown)}. There are: {', '.join(SUITES)}.")
+        raise SettingError(f"There is no suite {', '.join(unknown)}. The suites are {', '.join(SUITES)}.")
     return [suite for name, suite in SUITES.items() if not names or name in names]
 
 
@@ -33,30 +33,30 @@ def run(
     """Measure all subjects of suites.
 
     Args:
-        suites: What to run.
+        suites: Suites to run.
         threads: Numbers of threads.
-        rounds: Timed rounds.
-        tiny: Whether it runs, not how fast it is.
-        folder: Where raw results are written after each subject; None writes none.
-        console: Where tables are shown.
-        note: What readers of the figures should know, kept with them.
+        rounds: Number of timed rounds.
+        tiny: Use small networks and few examples, to test that the suites run.
+        folder: Folder of raw results, written after each subject; None writes nothing.
+        console: Console for tables.
+        note: Note to store with the results.
 
     Returns:
-        What was measured, by suite.
+        Runs by suite.
     """
-    found: dict[str, list[record.Run]] = {}
+    results: dict[str, list[record.Run]] = {}
     for suite in suites:
         console.print(f"\n[bold]{suite.name}[/bold]: {suite.about}", highlight=False, soft_wrap=True)
-        runs = found[suite.name] = []
-        for own in threads:
+        runs = results[suite.name] = []
+        for count in threads:
             for section in suite.sections:
-                if section.threads is None or own in section.threads:
-                    setup = Setup(own, rounds, tiny)
+                if section.threads is None or count in section.threads:
+                    setup = Setup(count, rounds, tiny)
                     runs += _measure(suite, section, setup, folder, console, note)
-                    console.print(terminal_table(section, runs, own))
+                    console.print(terminal_table(section, runs, count))
         if folder is not None:
             console.print(f"raw numbers: {folder / suite.name}.json", highlight=False)
-    return found
+    return results
 
 
 def _measure(

@@ -1,4 +1,4 @@
-"""What a suite is: subjects that are measured, and columns with goals that are computed from the raw measurements."""
+"""Suites: subjects to measure, and table columns with goals computed from the raw measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from typing import Literal
 
 from benchmarks.timing import Timed
 
-#: Called so in every suite: one forward pass of the same batch in eval mode, with the same threads. It is the unit.
+#: Name of the unit in every suite: one forward pass of the same batch in eval mode with the same number of threads.
 FORWARD = "forward"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How to measure.
+    """Settings of a measurement.
 
     Attributes:
-        threads: Of torch.
-        rounds: Timed rounds of what is quick.
-        tiny: Small networks and few examples: whether it runs, not how fast it is.
+        threads: Number of threads of torch.
+        rounds: Number of timed rounds of fast functions.
+        tiny: Use small networks and few examples, to test that a suite runs.
     """
 
     threads: int
@@ -27,22 +27,22 @@ class Setup:
 
     @property
     def slow_rounds(self) -> int:
-        """Timed rounds of what takes many seconds; not warmed up."""
+        """Number of timed rounds of functions that take many seconds."""
         return max(1, self.rounds // 2)
 
     @property
     def turn(self) -> float:
-        """Seconds that a turn of what is quick lasts at least."""
+        """Minimum duration of a measurement in seconds; short calls are repeated."""
         return 0.0 if self.tiny else 1.0
 
     def size(self, full: int, tiny: int = 3) -> int:
-        """A number of examples."""
+        """Return the number of examples, reduced for tiny runs."""
         return min(full, tiny) if self.tiny else full
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of every round, and how many examples each went over; part of one where only some labels were done."""
+    """Seconds per round and number of examples; below 1 if only a part of the labels was evaluated."""
 
     examples: float
     seconds: list[float]
@@ -50,56 +50,56 @@ class Times:
 
 @dataclass(frozen=True)
 class Measured:
-    """The raw numbers of one subject.
+    """Raw measurements of one subject.
 
     Attributes:
-        times: By the name of what was timed.
-        numbers: All else, such as differences of results and bytes.
+        times: Timings by name of the function.
+        numbers: Other values by name, such as differences of results and bytes.
     """
 
     times: dict[str, Times] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
 
     def add(self, timed: Mapping[str, Timed], examples: float) -> None:
-        """Note timings over so many examples; rounds of what was timed before are added to it."""
-        for name, own in timed.items():
-            before = self.times.get(name)
-            known = before.seconds if before and before.examples == examples else []
-            self.times[name] = Times(examples, [*known, *own.seconds])
+        """Add timings over a number of examples. Further rounds of the same function are appended."""
+        for name, result in timed.items():
+            saved = self.times.get(name)
+            previous = saved.seconds if saved and saved.examples == examples else []
+            self.times[name] = Times(examples, [*previous, *result.seconds])
 
     def milliseconds(self, name: str) -> float:
-        """The best round, an example."""
+        """Return the time of the best round in milliseconds per example."""
         times = self.times[name]
         return 1e3 * min(times.seconds) / times.examples
 
     def units(self, name: str) -> float:
-        """The best round in forward passes of the same batch."""
+        """Return the time of the best round in forward passes of the same batch."""
         return self.milliseconds(name) / self.milliseconds(FORWARD)
 
-    def typical_units(self, name: str) -> float:
-        """The median over rounds that had both: what a lucky forward pass in one of them cannot change."""
-        own, unit = self.times[name], self.times[FORWARD]
-        pairs = zip(own.seconds, unit.seconds, strict=True)
-        return median(took / own.examples / (forward / unit.examples) for took, forward in pairs)
+    def median_units(self, name: str) -> float:
+        """Return the median over rounds of the time in forward passes of the same round; robust to outliers."""
+        times, unit = self.times[name], self.times[FORWARD]
+        pairs = zip(times.seconds, unit.seconds, strict=True)
+        return median(seconds / times.examples / (forward / unit.examples) for seconds, forward in pairs)
 
     def ratio(self, slow: str, fast: str) -> float:
-        """How many times as long one thing takes as another."""
+        """Return the time of ``slow`` divided by that of ``fast``."""
         return self.milliseconds(slow) / self.milliseconds(fast)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on a figure; one for all subjects, or one for each that has any."""
+    """Bound of a value: one for all subjects, or one per subject."""
 
     sign: Literal["≤", "≥"]
     bound: float | Mapping[str, float]
 
     def of(self, subject: str) -> float | None:
-        """The bound for a subject."""
+        """Return the bound of a subject, or None."""
         return self.bound.get(subject) if isinstance(self.bound, Mapping) else self.bound
 
     def met(self, subject: str, value: float) -> bool | None:
-        """Whether a figure keeps to it; None without a bound."""
+        """Return whether a value meets the bound; None without a bound."""
         bound = self.of(subject)
         if bound is None:
             return None
@@ -108,30 +108,30 @@ class Goal:
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a table.
+    """Column of a table.
 
     Attributes:
-        heading: With its unit.
-        value: From the raw measurements.
-        form: How it is written, as in an f-string.
-        goal: What it should be.
+        heading: Heading with unit.
+        value: Function of the raw measurements.
+        format_spec: Format specification of the value.
+        goal: Bound of the value, or None.
     """
 
     heading: str
     value: Callable[[Measured], float]
-    form: str = ",.1f"
+    format_spec: str = ",.1f"
     goal: Goal | None = None
 
 
 @dataclass(frozen=True)
 class Section:
-    """One table: subjects that have the same columns.
+    """One table of subjects with the same columns.
 
     Attributes:
-        title: What the table shows.
-        columns: Its figures.
-        subjects: Name to what measures it, in the order of the rows.
-        threads: Only with these; None for all that are asked for.
+        title: Title of the table.
+        columns: Columns of the table.
+        subjects: Measuring functions by name, in the order of the rows.
+        threads: Numbers of threads to measure with; None for all that are requested.
     """
 
     title: str
@@ -142,13 +142,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Suite:
-    """Tables that belong together.
+    """Named group of tables.
 
     Attributes:
-        name: On the command line and of its file of results.
-        about: What is measured, and against what.
-        minutes: About how long it takes on a quiet machine with both numbers of threads.
-        sections: Its tables.
+        name: Name on the command line and of the results file.
+        about: Description of the measurement and its references.
+        minutes: Approximate duration on an idle machine with 1 and 2 threads.
+        sections: Tables of the suite.
     """
 
     name: str
@@ -157,26 +157,26 @@ class Suite:
     sections: tuple[Section, ...]
 
 
-def milliseconds(heading: str, name: str, form: str = ",.2f") -> Column:
-    """A column with the milliseconds an example."""
-    return Column(f"{heading}, ms", lambda measured: measured.milliseconds(name), form)
+def milliseconds(heading: str, name: str, format_spec: str = ",.2f") -> Column:
+    """Return a column with milliseconds per example."""
+    return Column(f"{heading}, ms", lambda measured: measured.milliseconds(name), format_spec)
 
 
 def units(heading: str, name: str, goal: Goal | None = None) -> Column:
-    """A column in forward passes."""
+    """Return a column in forward passes."""
     return Column(f"{heading}, units", lambda measured: measured.units(name), ",.2f", goal)
 
 
-def typical_units(heading: str, name: str) -> Column:
-    """A column in forward passes of the same round."""
-    return Column(f"{heading}, units in a typical round", lambda measured: measured.typical_units(name), ",.2f")
+def median_units(heading: str, name: str) -> Column:
+    """Return a column with the median over rounds in forward passes."""
+    return Column(f"{heading}, units, median", lambda measured: measured.median_units(name), ",.2f")
 
 
 def times_faster(heading: str, slow: str, fast: str, goal: Goal | None = None) -> Column:
-    """A column that says how many times as long the slow thing takes."""
+    """Return a column with the ratio of two times."""
     return Column(heading, lambda measured: measured.ratio(slow, fast), ",.1f", goal)
 
 
-def number(heading: str, name: str, form: str, goal: Goal | None = None) -> Column:
-    """A column with a number that is not a time."""
-    return Column(heading, lambda measured: measured.numbers[name], form, goal)
+def number(heading: str, name: str, format_spec: str, goal: Goal | None = None) -> Column:
+    """Return a column with a number that is not a time."""
+    return Column(heading, lambda measured: measured.numbers[name], format_spec, goal)

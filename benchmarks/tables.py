@@ -15,50 +15,50 @@ _STYLES = {True: "green", False: "red", None: ""}
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as it is written, and whether it is what it should be; None without a goal."""
+    """Formatted value, and whether it meets its goal; None without a goal."""
 
-    words: str
+    text: str
     met: bool | None = None
 
 
 def cell(column: Column, run: Run) -> Cell:
-    """The figure of a column for a subject, with its goal."""
+    """Format the value of a column for one run, with its goal."""
     value = column.value(run.measured)
-    words = f"{value:{column.form}}"
+    text = f"{value:{column.format_spec}}"
     if column.goal is None or (met := column.goal.met(run.subject, value)) is None:
-        return Cell(words)
-    bound = f"{column.goal.of(run.subject):{column.form}}"
-    return Cell(f"{words} ({column.goal.sign} {bound}: {'met' if met else 'missed'})", met)
+        return Cell(text)
+    bound = f"{column.goal.of(run.subject):{column.format_spec}}"
+    return Cell(f"{text} ({column.goal.sign} {bound}: {'met' if met else 'missed'})", met)
 
 
 def rows(section: Section, runs: Sequence[Run], threads: int) -> list[list[Cell]]:
-    """The cells of a section, the subject first; subjects that were not measured are left out."""
-    found = {run.subject: run for run in runs if run.threads == threads}
-    shown = [found[subject] for subject in section.subjects if subject in found]
-    return [[Cell(run.subject), *(cell(column, run) for column in section.columns)] for run in shown]
+    """Return the cells of a section, subject first; subjects without results are left out."""
+    by_subject = {run.subject: run for run in runs if run.threads == threads}
+    measured = [by_subject[subject] for subject in section.subjects if subject in by_subject]
+    return [[Cell(run.subject), *(cell(column, run) for column in section.columns)] for run in measured]
 
 
 def headings(section: Section, threads: int) -> tuple[str, list[str]]:
-    """The title of a table, and of its columns."""
+    """Return the title of a table and the headings of its columns."""
     return f"{section.title}; threads: {threads}", ["", *(column.heading for column in section.columns)]
 
 
 def terminal_table(section: Section, runs: Sequence[Run], threads: int) -> Table:
-    """For the terminal."""
+    """Return the table of a section for the terminal."""
     title, names = headings(section, threads)
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for name in names:
-        made.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left")
     for row in rows(section, runs, threads):
-        made.add_row(*(Text(own.words, _STYLES[own.met]) for own in row))
-    return made
+        table.add_row(*(Text(entry.text, _STYLES[entry.met]) for entry in row))
+    return table
 
 
 def markdown_table(section: Section, runs: Sequence[Run], threads: int) -> str:
-    """The same as Markdown, with a line above that says what it shows; empty without rows."""
+    """Return the table of a section as Markdown below its title; empty without rows."""
     title, names = headings(section, threads)
-    found = rows(section, runs, threads)
-    if not found:
+    body = rows(section, runs, threads)
+    if not body:
         return ""
-    lines = [f"| {' | '.join(line)} |" for line in (names, *([own.words for own in row] for row in found))]
+    lines = [f"| {' | '.join(line)} |" for line in (names, *([entry.text for entry in row] for row in body))]
     return "\n".join([f"{title}:", "", lines[0], "|---|" + "---:|" * (len(names) - 1), *lines[1:], ""])

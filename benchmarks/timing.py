@@ -1,4 +1,4 @@
-"""Timing by turns, so that ratios hold while the machine's load changes, and a record of where it was done."""
+"""Interleaved timing, which makes ratios robust to a changing load, and a description of the environment."""
 
 import os
 import platform
@@ -11,19 +11,14 @@ from typing import Any
 
 import torch
 
-from ifcomp import compiled
-
-#: What the C library of ifcomp is made for, by the columns that it works on at once.
-_LIBRARIES = {0: "none", 16: "AVX2", 32: "AVX-512"}
-
 
 @dataclass(frozen=True)
 class Timed:
-    """What a function took and gave.
+    """Timings and result of a function.
 
     Attributes:
-        seconds: Of a call, for every turn.
-        value: What the last call returned.
+        seconds: Seconds per call, for each round.
+        value: Result of the last call.
     """
 
     seconds: list[float]
@@ -31,21 +26,21 @@ class Timed:
 
 
 def timed(function: Callable[[], Any], rounds: int = 1, turn: float = 0.0) -> Timed:
-    """Time a function some times, without warming up; see `interleaved`."""
+    """Time one function without warm-up; see `interleaved`."""
     return interleaved({"": function}, rounds, warm_up=False, turn=turn)[""]
 
 
 def interleaved(
     functions: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True, turn: float = 0.0
 ) -> dict[str, Timed]:
-    """Times functions in turn, each once a round.
+    """Time functions in turns, each once per round.
 
     Args:
-        functions: Name to a function without arguments that returns when its work is done.
+        functions: Synchronous functions without arguments, by name.
         rounds: Number of timed rounds, at least 1.
-        warm_up: Call each once before; what takes many seconds does not need it.
-        turn: Seconds that a turn lasts at least: what is quicker is called several times, and the mean counts. Else the
-            best of several turns would be one in a quiet moment for what is short, which what is long cannot have.
+        warm_up: Call each function once before timing.
+        turn: Minimum duration of a measurement in seconds. Short functions are called repeatedly and averaged, so that
+            the best round of short and long functions is comparable.
     """
     if warm_up:
         for function in functions.values():
@@ -54,18 +49,16 @@ def interleaved(
     values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, function in functions.items():
-            start, calls, took = perf_counter(), 0, 0.0
-            while not calls or took < turn:
+            start, calls, elapsed = perf_counter(), 0, 0.0
+            while not calls or elapsed < turn:
                 values[name] = function()
-                calls, took = calls + 1, perf_counter() - start
-            seconds[name].append(took / calls)
+                calls, elapsed = calls + 1, perf_counter() - start
+            seconds[name].append(elapsed / calls)
     return {name: Timed(seconds[name], values[name]) for name in functions}
 
 
 def environment() -> dict[str, Any]:
-    """Versions, processor, threads, load, the variant of ifcomp's C library, date and commit (None outside a
-    repository), as result files have them.
-    """
+    """Return versions, processor, threads, load, date and commit (None outside a repository)."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -73,7 +66,6 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
-        "library": _LIBRARIES[compiled.panel_width()],
         "date": strftime("%Y-%m-%d", gmtime()),
         "commit": _commit(),
     }

@@ -1,4 +1,4 @@
-"""Which labels of an image classifier's training data are wrong?"""
+"""Find the wrong labels in the training data of an image classifier."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -13,12 +13,12 @@ images, truth = load_digits(return_X_y=True)
 x = torch.tensor(images / 16).float().view(-1, 1, 8, 8)
 truth = torch.tensor(truth)
 
-# 90 of the 1,797 labels are wrong, and nobody knows which.
+# Flip 90 of the 1,797 labels.
 y = truth.clone()
 wrong = torch.randperm(len(y))[:90]
 y[wrong] = (y[wrong] + torch.randint(1, 10, (90,))) % 10
 
-# Your own model and training. Wrong labels are memorised late, so audit a model that was stopped early.
+# Your model and training. Wrong labels are memorised late, so audit a model that was stopped early.
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(),
@@ -32,12 +32,12 @@ for _ in range(4):
         nn.functional.cross_entropy(model(batch), labels).backward()
         optimizer.step()
 
-# One fit, one table, one audit.
+# Fit, score and audit.
 loader = DataLoader(train, batch_size=256)  # not shuffled, so that row i is example i
 ifc = IFComp(model).fit(loader)
 audit = audit_labels(ifc.score(loader, damping=AUDIT_DAMPING))
 
 suspects = audit.suspects
-found = (y != truth).numpy()[suspects["index"]].sum()
-print(f"{len(suspects)} suspects, {found} of them wrong; 90 of {len(y):,} labels are wrong in truth.")
+num_wrong = (y != truth).numpy()[suspects["index"]].sum()
+print(f"{len(suspects)} suspects, {num_wrong} of them wrong; 90 of {len(y):,} labels are wrong.")
 print(suspects[["index", "label", "suggested_label", "label_complexity"]].head().to_string(index=False))

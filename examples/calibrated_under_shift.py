@@ -1,4 +1,4 @@
-"""How far can a prediction be trusted, also when the inputs are not what they used to be?"""
+"""Calibrate the probabilities of an image classifier under distribution shift."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -26,12 +26,12 @@ for _ in range(20):
         F.cross_entropy(model(batch), target).backward()
         optimizer.step()
 
-# Settings are chosen on validation digits, some of them speckled; the test digits are altered in other ways.
+# Select alpha on clean and speckled validation digits. The test digits have other shifts.
 specks = (torch.rand_like(validation[0]) < 0.2).float()
 speckled = specks * torch.rand_like(specks).round() + (1 - specks) * validation[0]
 shifted = [(speckled, validation[1])]
 tuned = tune(model, [train], [validation], shifted=shifted, betas=[1.0], keep_argmax=True, fisher="sampled")
-print(f"chosen: alpha {tuned.alpha:g}; to compare with, temperature {1 / tuned.inverse_temperature:.2f}")
+print(f"selected alpha {tuned.alpha:g}; for comparison, temperature {1 / tuned.inverse_temperature:.2f}")
 
 shifts = {
     "clean": test[0],
@@ -44,6 +44,6 @@ for name, inputs in shifts.items():
     with torch.no_grad():
         logits = model(inputs).double()
     scaled = (logits * tuned.inverse_temperature).softmax(1)
-    found = [calibration_summary(p, test[1]) for p in (logits.softmax(1), scaled, tuned.predict_proba(inputs))]
-    ece, nll = (" ".join(f"{one[metric]:12.3f}" for one in found) for metric in ("ece", "nll"))
-    print(f"{name:11s} {found[0]['accuracy']:9.3f} {ece} {nll}")
+    summaries = [calibration_summary(p, test[1]) for p in (logits.softmax(1), scaled, tuned.predict_proba(inputs))]
+    ece, nll = (" ".join(f"{summary[metric]:12.3f}" for summary in summaries) for metric in ("ece", "nll"))
+    print(f"{name:11s} {summaries[0]['accuracy']:9.3f} {ece} {nll}")

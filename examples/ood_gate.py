@@ -1,4 +1,4 @@
-"""A gate in front of a service: refuse inputs that are unlike anything the model knows."""
+"""Refuse out-of-distribution inputs in a service."""
 
 import tempfile
 from pathlib import Path
@@ -23,21 +23,21 @@ for _ in range(60):
         nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
         optimizer.step()
 
-# Offline: fit, choose the threshold on held-out inputs so that 95 % of them pass, keep the fit.
+# Offline: fit, set the threshold that accepts 95 % of held-out inputs, and save the fit.
 ifc = IFComp(model, damping=OOD_DAMPING).fit([(x[train], y[train])])
 threshold = ood_threshold(ifc.bounded_complexity(x[held_out]), tpr=0.95)
 run = Path(tempfile.mkdtemp()) / "digits.ifcomp"
 ifc.save(run)
 
-# In the service: load the fit once, then ask the gate before every answer.
+# In the service: load the fit once, then check every input.
 gate = IFComp.load(run, model)
 
 
 def answer(inputs: Tensor) -> list[int | None]:
-    """The predicted class of each input, or None where the model should not be asked."""
-    strange = gate.bounded_complexity(inputs) > threshold
+    """Return the predicted class of each input, or None for OOD inputs."""
+    is_ood = gate.bounded_complexity(inputs) > threshold
     classes = model(inputs).argmax(1)
-    return [None if odd else int(predicted) for odd, predicted in zip(strange, classes, strict=True)]
+    return [None if refused else int(predicted) for refused, predicted in zip(is_ood, classes, strict=True)]
 
 
 requests = {
@@ -48,5 +48,5 @@ requests = {
 }
 print(f"threshold: {threshold:.3g} nats (bounded complexity; larger = more surprising)")
 for name, inputs in requests.items():
-    refused = sum(found is None for found in answer(inputs))
+    refused = sum(predicted is None for predicted in answer(inputs))
     print(f"{name:16s} {refused:3d} of {len(inputs)} refused")

@@ -1,4 +1,4 @@
-"""Which training examples can be dropped? Those of the lowest complexity: the model has them already."""
+"""Drop the training examples of lowest stochastic complexity and train again."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -14,7 +14,7 @@ x_train, y_train, x_test, y_test = x[order[:1200]], y[order[:1200]], x[order[120
 
 
 def trained(kept: Tensor, seed: int) -> nn.Module:
-    """A network trained on some of the examples, with equally many steps whatever their number."""
+    """Train a network on the kept examples; the number of steps does not depend on their number."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), 4e-3)
@@ -27,16 +27,16 @@ def trained(kept: Tensor, seed: int) -> nn.Module:
 
 
 def accuracy(kept: Tensor) -> float:
-    """Mean test accuracy over three networks."""
-    found = [(trained(kept, seed)(x_test).argmax(1) == y_test).float().mean() for seed in (1, 2, 3)]
-    return float(sum(found) / 3)
+    """Return the mean test accuracy of three networks."""
+    accuracies = [(trained(kept, seed)(x_test).argmax(1) == y_test).float().mean() for seed in (1, 2, 3)]
+    return float(sum(accuracies) / 3)
 
 
-everything = torch.arange(len(x_train))
-ifc = IFComp(trained(everything, 0)).fit([(x_train, y_train)])
+all_examples = torch.arange(len(x_train))
+ifc = IFComp(trained(all_examples, 0)).fit([(x_train, y_train)])
 keep = keep_lists(ifc.score([(x_train, y_train)], damping=PRUNING_DAMPING), [0.3, 0.6, 0.8], balanced=True)
 
-print(f"dropped  kept  lowest complexity first  at random\n     0%  1200 {accuracy(everything):24.3f} ")
+print(f"dropped  kept  lowest complexity first  at random\n     0%  1200 {accuracy(all_examples):24.3f} ")
 for fraction, index in keep.items():
     at_random = torch.randperm(len(x_train), generator=torch.Generator().manual_seed(5))[: len(index)]
     print(f"{fraction:7.0%} {len(index):5d} {accuracy(torch.tensor(index)):24.3f} {accuracy(at_random):10.3f}")

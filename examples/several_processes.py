@@ -1,6 +1,6 @@
-"""Share the work between processes.
+"""Share fit and scoring between processes.
 
-Start it with: torchrun --nproc-per-node 2 examples/several_processes.py
+Run with: torchrun --nproc-per-node 2 examples/several_processes.py
 """
 
 import torch
@@ -16,13 +16,13 @@ images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16).float(), torch.tensor(labels)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
-for _ in range(50):  # every process has the same model; yours would load its weights here
+for _ in range(50):  # every process needs the same weights; load yours here
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
 
 batches = list(zip(x.split(300), y.split(300), strict=True))
-with sharing() as ranks:  # every process goes over the same batches, and works on its own slice of each
+with sharing() as ranks:  # every process reads the same batches and works on one slice of each
     table = IFComp(model).fit(batches).score(batches, damping=AUDIT_DAMPING)
     if ranks.rank == 0:
         print(f"{ranks.world} processes, {len(table)} rows on each")

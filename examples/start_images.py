@@ -1,4 +1,4 @@
-"""Your image classifier: wrong labels, strange inputs, probabilities to trust."""
+"""Image classifier: wrong labels, OOD inputs and calibrated probabilities."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -9,7 +9,7 @@ from ifcomp import IFComp
 from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 from ifcomp.tasks.ood import OOD_DAMPING
 
-# 1. Your data and your model, trained in your way. The model returns logits [batch, classes].
+# 1. Your data, model and training. The model returns logits [batch, classes].
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
@@ -24,7 +24,7 @@ for _ in range(8):
         nn.functional.cross_entropy(model(batch), target).backward()
         optimizer.step()
 
-# 2. One fit: two passes over the training data, not shuffled.
+# 2. Fit: two passes over the training data, not shuffled.
 loader = DataLoader(train, batch_size=256)
 ifc = IFComp(model).fit(loader)
 print(ifc.coverage)
@@ -37,9 +37,9 @@ print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].
 digit = x[1400:1401]
 print(ifc.bounded_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
 
-# 5. How far can predictions be trusted? Choose alpha on held-out data: see the page on settings.
+# 5. Calibrated probabilities. Choose alpha on held-out data: see the page on settings.
 print(ifc.predict_proba(digit, alpha=1e-4).round(decimals=3))
 
-# 6. Keep the fit; load it with the same model later.
+# 6. Save the fit, and load it with the same model later.
 ifc.save("images.ifcomp")
 ifc = IFComp.load("images.ifcomp", model)

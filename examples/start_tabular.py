@@ -1,4 +1,4 @@
-"""Your table: a small network on columns, wrong labels, strange rows, probabilities to trust."""
+"""Tabular data: wrong labels, OOD rows and calibrated probabilities of a small network."""
 
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -12,7 +12,7 @@ from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tuning import tune
 
-# 1. Your table and your model. Scale the columns: a network needs it, and so does its curvature.
+# 1. Your table and model. Standardise the columns, for the network and for its curvature.
 torch.manual_seed(0)
 data = load_breast_cancer()
 parts = train_test_split(data.data, data.target, test_size=0.5, random_state=0, stratify=data.target)
@@ -27,7 +27,7 @@ for _ in range(100):
     nn.functional.cross_entropy(model(x_train), y_train).backward()
     optimizer.step()
 
-# 2. One fit.
+# 2. Fit.
 train = [(x_train, y_train)]
 ifc = IFComp(model).fit(train)
 
@@ -35,14 +35,14 @@ ifc = IFComp(model).fit(train)
 audit = audit_labels(ifc.score(train, damping=AUDIT_DAMPING), fraction=0.01)
 print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].to_string(index=False))
 
-# 4. Which rows are strange? Here: the columns in another order. (nats; larger = more surprising)
+# 4. Which rows are out-of-distribution? Here: shuffled columns. (nats; larger = more surprising)
 rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}
 for name, values in rows.items():
     print(f"{name:16s} median {ifc.bounded_complexity(values, damping=OOD_DAMPING).median():.2g} nats")
 
-# 5. Probabilities to trust: settings that are best on validation rows, measured on test rows.
+# 5. Calibrated probabilities: select the settings on validation rows, measure on test rows.
 tuned = tune(model, train, [(x_validation, y_validation)])
-own, calibrated = model(x_test).softmax(1).detach(), tuned.predict_proba(x_test)
-for name, probability in {"softmax": own, f"ifcomp, alpha {tuned.alpha:g}": calibrated}.items():
+softmax, calibrated = model(x_test).softmax(1).detach(), tuned.predict_proba(x_test)
+for name, probability in {"softmax": softmax, f"ifcomp, alpha {tuned.alpha:g}": calibrated}.items():
     summary = calibration_summary(probability, y_test)
     print(f"{name:22s} NLL {summary['nll']:.3f} nats, ECE {summary['ece']:.3f}, accuracy {summary['accuracy']:.3f}")

@@ -1,4 +1,4 @@
-"""A transformer that sorts texts by topic: suspicious labels, strange texts, batches as Hugging Face has them."""
+"""Transformer for topics of texts: suspicious labels, OOD texts, dict batches as in Hugging Face."""
 
 import random
 
@@ -20,14 +20,14 @@ random.seed(0), torch.manual_seed(0)
 
 
 def text(topic: str) -> str:
-    """A sentence with a few words of the topic."""
+    """Return a sentence with three words of the topic."""
     words = random.sample(TOPICS[topic], 3) + random.choices(FILLER, k=random.randint(3, 7))
     return " ".join(random.sample(words, len(words)))
 
 
 def encode(texts: list[str], labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """What a tokenizer gives: padded ids, the attention mask, and the labels."""
-    ids = torch.tensor([([WORDS.index(word) for word in one.split()] + [0] * 10)[:10] for one in texts])
+    """Return padded ids, attention mask and labels, as a tokenizer does."""
+    ids = torch.tensor([([WORDS.index(word) for word in line.split()] + [0] * 10)[:10] for line in texts])
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     return batch if labels is None else batch | {"labels": labels}
 
@@ -53,5 +53,5 @@ audit = audit_labels(ifc.score(batches, damping=AUDIT_DAMPING))
 for row in audit.suspects.head(3).itertuples():
     print(f"{row.label_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
 print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
-strange = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
-print("surprise of a usual and of a mixed text:", strange.column("surprise").round(2))
+table = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
+print("surprise of a normal and of a mixed text:", table.column("surprise").round(2))

@@ -1,4 +1,4 @@
-"""A model of 1,000 classes: a few random probes in place of all labels."""
+"""Model with 1,000 classes: probes instead of all labels."""
 
 import time
 
@@ -24,7 +24,7 @@ for _ in range(12):
         optimizer.step()
 print(f"accuracy {float((model(x).argmax(1) == y).float().mean()):.3f}")
 
-# fisher="sampled", the default, costs one backward an example; "exact" would cost a thousand.
+# fisher="sampled", the default, costs one backward pass per example; "exact" would cost a thousand.
 ifc = IFComp(model, damping=OOD_DAMPING).fit(list(zip(x.split(500), y.split(500), strict=True)))
 
 known = centres[:200] + 0.3 * torch.randn(200, 32)
@@ -32,16 +32,17 @@ unknown = torch.randn(200, 32)
 
 
 def timed(inputs: torch.Tensor, probes: int | None = None) -> tuple[torch.Tensor, float]:
-    """Parametric complexity in nats, and the milliseconds it took for an input."""
+    """Return the parametric complexity in nats and the milliseconds per input."""
     started = time.perf_counter()
     complexity = ifc.parametric_complexity(inputs, probes=probes)
     return complexity, 1000 * (time.perf_counter() - started) / len(inputs)
 
 
 exact, slow = timed(torch.cat([known[:10], unknown[:10]]))
-print(f"all {CLASSES} labels: {slow:.0f} ms an input")
-print("probes  ms an input  rank correlation with all labels  AUROC known / unknown")
+print(f"all {CLASSES} labels: {slow:.0f} ms per input")
+print("probes  ms per input  rank correlation with all labels  AUROC known / unknown")
 for probes in (2, 8, 32):
-    found, quick = timed(torch.cat([known, unknown]), probes)
-    agreement = spearmanr(exact, torch.cat([found[:10], found[200:210]])).statistic
-    print(f"{probes:6d} {quick:12.2f} {agreement:33.3f} {ood_metrics(found[:200], found[200:]).auroc:22.3f}")
+    estimate, fast = timed(torch.cat([known, unknown]), probes)
+    agreement = spearmanr(exact, torch.cat([estimate[:10], estimate[200:210]])).statistic
+    auroc = ood_metrics(estimate[:200], estimate[200:]).auroc
+    print(f"{probes:6d} {fast:13.2f} {agreement:33.3f} {auroc:22.3f}")

@@ -1,1 +1,1 @@
-"""Experiments: the tables and figures, one folder each, and the networks they share."""
+"""Experiments: one folder per study, the baselines, and the data, networks and training they share."""

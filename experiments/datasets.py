@@ -1,6 +1,6 @@
-"""Real images as plain tensors: everything under the folder that IFCOMP_DATA names, and scikit-learn's digits.
+"""Image data sets as tensors: files in the folder IFCOMP_DATA, and the digits of scikit-learn.
 
-Pixels stay uint8 until a batch is made; what a network needs (size, channels, normalisation) is a function of the data.
+Pixels are uint8 until a batch is built. Size, channels and normalisation are functions of the data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOW: Mapping[str, str] = {
 
 
 class MissingDataError(DataError):
-    """A data file is not there; the message names it and says how to get it."""
+    """A data file is missing. The message names the file and its source."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Dataset:
     """Images with labels.
 
     Attributes:
-        name: What this is, with everything that was done to it.
+        name: Name of the data set, with a suffix per transformation.
         images: uint8, [N, H, W] grey or [N, H, W, 3] colour.
-        labels: int64 [N], or None where there are none.
+        labels: int64 [N], or None.
         class_names: Name of every class.
     """
 
@@ -65,17 +65,17 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, indices: Tensor, what: str) -> Dataset:
-        """The examples at ``indices`` [M] in that order; ``what`` is added to the name."""
+    def take(self, indices: Tensor, suffix: str) -> Dataset:
+        """Return the examples at ``indices`` [M] in that order; ``suffix`` is appended to the name."""
         labels = None if self.labels is None else self.labels[indices]
-        return replace(self, name=f"{self.name}-{what}", images=self.images[indices], labels=labels)
+        return replace(self, name=f"{self.name}-{suffix}", images=self.images[indices], labels=labels)
 
     def first(self, count: int) -> Dataset:
-        """The first ``count`` examples."""
+        """Return the first ``count`` examples."""
         return self.take(torch.arange(min(count, len(self))), f"first{count}")
 
     def digest(self) -> str:
-        """SHA-256 of shape, pixels and labels: 16 hexadecimal digits."""
+        """Return the first 16 hexadecimal digits of the SHA-256 of shape, pixels and labels."""
         digest = hashlib.sha256(f"{list(self.images.shape)}".encode())
         digest.update(self.images.contiguous().numpy().data)
         if self.labels is not None:
@@ -91,7 +91,7 @@ class Normalisation:
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Maps uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W]."""
+        """Map uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W]."""
         pixels = images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)
         if pixels.shape[1] != len(self.mean):
             raise DataError(
@@ -103,7 +103,7 @@ class Normalisation:
         return pixels.float().mul_(scale[:, None, None]).sub_(shift[:, None, None]).contiguous()
 
 
-#: What networks trained on a data set expect. `IMAGENET` belongs to the published ResNet-20 and ResNet-56.
+#: Normalisation of each data set. The published ResNet-20 and ResNet-56 use `IMAGENET`.
 MNIST = Normalisation((0.1307,), (0.3081,))
 FASHION = Normalisation((0.2860,), (0.3530,))
 CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -112,7 +112,7 @@ IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches ``(x [B, C, H, W], y [B])``, or ``(x,)`` without labels, in order; can be iterated again and again."""
+    """Re-iterable over batches ``(x [B, C, H, W], y [B])``, or ``(x,)`` without labels, in order."""
 
     data: Dataset
     normalisation: Normalisation
@@ -130,11 +130,11 @@ class Batches:
 
 
 def load(name: str, split: str = "test") -> Dataset:
-    """A data set by its name in `SOURCES`, "train" or "test".
+    """Load a data set by its name in `SOURCES`; the split is "train" or "test".
 
     Raises:
         SettingError: If there is no such data set or split.
-        MissingDataError: If its file is not there.
+        MissingDataError: If a file is missing.
     """
     if name not in SOURCES:
         raise SettingError(f"There is no data set '{name}'. Choose one of {', '.join(SOURCES)}.")
@@ -145,20 +145,20 @@ def load(name: str, split: str = "test") -> Dataset:
 
 
 def separate(data: Dataset, held_out: int, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Split at random into training data and ``held_out`` validation examples, each in the original order."""
+    """Split randomly into training data and ``held_out`` validation examples, each in the original order."""
     if not 0 < held_out < len(data):
         raise SettingError(f"held_out must be from 1 to {len(data) - 1} for {len(data)} examples, but is {held_out}.")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-    chosen = order[:held_out].sort().values
+    selected = order[:held_out].sort().values
     rest = order[held_out:].sort().values
-    return data.take(rest, f"without{held_out}s{seed}"), data.take(chosen, f"only{held_out}s{seed}")
+    return data.take(rest, f"without{held_out}s{seed}"), data.take(selected, f"only{held_out}s{seed}")
 
 
 def convert(data: Dataset, size: int, channels: int) -> Dataset:
-    """The same images at ``size`` x ``size`` in grey (1) or colour (3).
+    """Convert images to ``size`` x ``size`` pixels in grey (1) or colour (3).
 
-    Grey is the luma of ITU-R 601; colour repeats the grey. Resizing is bilinear with antialiasing. This is how CIFAR-10
-    becomes strange input of an MNIST network, and MNIST of a CIFAR-10 network.
+    Grey is the luma of ITU-R 601; colour repeats the grey channel. Resizing is bilinear with antialiasing. This makes
+    CIFAR-10 an OOD data set of MNIST networks, and MNIST of CIFAR-10 networks.
     """
     if channels not in (1, 3):
         raise SettingError(f"channels must be 1 or 3, but is {channels}.")
@@ -175,16 +175,16 @@ def convert(data: Dataset, size: int, channels: int) -> Dataset:
 
 
 def data_file(folder: str, name: str) -> Path:
-    """Where a file of the data folder is.
+    """Return the path of a file in the data folder.
 
     Raises:
-        MissingDataError: If the variable is not set or the file is not there.
+        MissingDataError: If the variable is not set or the file is missing.
     """
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         raise MissingDataError(
-            f"'{folder}/{name}' is needed, but {DATA_VARIABLE} is not set. Set it to the folder that holds '{folder}'. "
-            f"{_HOW[folder]}"
+            f"'{folder}/{name}' is needed, but {DATA_VARIABLE} is not set. Set it to the folder that contains "
+            f"'{folder}'. {_HOW[folder]}"
         )
     path = Path(root) / folder / name
     if not path.is_file():
@@ -193,7 +193,7 @@ def data_file(folder: str, name: str) -> Path:
 
 
 def read_npz(folder: str, name: str, key: str) -> np.ndarray:
-    """One array of an .npz file; object arrays are refused."""
+    """Read one array of an .npz file; object arrays are refused."""
     path = data_file(folder, name)
     with np.load(path, allow_pickle=False) as archive:
         if key not in archive:
@@ -203,7 +203,7 @@ def read_npz(folder: str, name: str, key: str) -> np.ndarray:
 
 
 def _dataset(images: np.ndarray, labels: np.ndarray | None, class_names: tuple[str, ...]) -> Dataset:
-    """Checked: uint8 images of the right rank, one label in range for each."""
+    """Check images (uint8, rank 3 or 4) and labels (one per image, in range), and return the data set."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(f"Images must be uint8 [N, H, W] or [N, H, W, 3], but are {images.dtype} {images.shape}.")
     if labels is not None and (labels.shape != images.shape[:1] or labels.max(initial=0) >= len(class_names)):
@@ -211,18 +211,18 @@ def _dataset(images: np.ndarray, labels: np.ndarray | None, class_names: tuple[s
             f"{images.shape[0]} images of {len(class_names)} classes have labels of shape {labels.shape} up to "
             f"{labels.max(initial=0)}. The files do not belong together."
         )
-    given = None if labels is None else torch.from_numpy(labels.astype(np.int64))
-    return Dataset("", torch.from_numpy(images), given, class_names)
+    label_tensor = None if labels is None else torch.from_numpy(labels.astype(np.int64))
+    return Dataset("", torch.from_numpy(images), label_tensor, class_names)
 
 
 def _read_idx(folder: str, name: str) -> np.ndarray:
-    """An idx file of bytes: two zeros, type 8, the number of axes, their lengths (big-endian), the values."""
+    """Read an idx file of bytes: two zeros, type 8, number of axes, their lengths (big-endian), values."""
     path = data_file(folder, name)
     content = gzip.decompress(path.read_bytes())
     axes = content[3] if content[:3] == b"\x00\x00\x08" else 0
     shape = np.frombuffer(content, ">u4", axes, 4).astype(int)
     if not axes or len(content) != 4 + 4 * axes + shape.prod():
-        raise DataError(f"'{path}' is not a whole idx file of bytes. {_HOW[folder]}")
+        raise DataError(f"'{path}' is not a complete idx file of bytes. {_HOW[folder]}")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
 
 
@@ -250,15 +250,15 @@ def _tinyimagenet(name: str, split: str) -> Dataset:
 
 
 def _digits(name: str, split: str) -> Dataset:
-    """1,297 and 500 digits of 8x8 pixels, shuffled once because the file is sorted by writer."""
+    """Return 1,297 training or 500 test digits of 8x8 pixels, shuffled because the file is sorted by writer."""
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(images))
-    chosen = order[500:] if split == "train" else order[:500]
-    return _dataset(images[chosen], bunch.target[chosen], _DIGITS)
+    selected = order[500:] if split == "train" else order[:500]
+    return _dataset(images[selected], bunch.target[selected], _DIGITS)
 
 
-#: Every data set: its splits and how it is read.
+#: Splits and reader of every data set.
 SOURCES: Mapping[str, tuple[tuple[str, ...], Callable[[str, str], Dataset]]] = {
     "digits": (("train", "test"), _digits),
     "mnist": (("train", "test"), _idx_reader(_DIGITS)),

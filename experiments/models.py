@@ -1,6 +1,6 @@
-"""The networks of experiments, benchmarks and tests: LeNet-5 for 28x28 images, ResNets for 32x32 colour images.
+"""Networks of experiments, benchmarks and tests: LeNet-5 for 28x28 images, ResNets for 32x32 colour images.
 
-Module names are the keys of published weights, so ``load_state_dict`` takes those as they are.
+Module names match the keys of published weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from experiments.datasets import CIFAR10, IMAGENET, Normalisation, data_file
 from ifcomp.errors import SettingError
 
-#: The rate that the paper finds best for Monte-Carlo dropout.
+#: Best rate of Monte-Carlo dropout in the paper.
 DROPOUT = 0.3
 
 
@@ -37,7 +37,7 @@ class LeNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps images [B, channels, 28, 28] to logits [B, K]."""
+        """Map images [B, channels, 28, 28] to logits [B, K]."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = self.dropout(F.relu(self.fc1(x.flatten(1))))
@@ -57,7 +57,7 @@ class PadShortcut(nn.Module):
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, C, H, W] to [B, C + 2 * padding, H / 2, W / 2]."""
+        """Map [B, C, H, W] to [B, C + 2 * padding, H / 2, W / 2]."""
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
 
 
@@ -82,7 +82,7 @@ class BasicBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
+        """Map [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
         out = self.bn2(self.conv2(self.dropout(F.relu(self.bn1(self.conv1(x))))))
         return F.relu(out + self.shortcut(x))
 
@@ -105,7 +105,7 @@ class ThreeStageResNet(nn.Module):
         self.linear = nn.Linear(64, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps images [B, 3, 32, 32] to logits [B, K]."""
+        """Map images [B, 3, 32, 32] to logits [B, K]."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         logits: Tensor = self.linear(x.mean((2, 3)))
@@ -130,7 +130,7 @@ class ResNet18(nn.Module):
         self.linear = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps images [B, 3, 32, 32] to logits [B, K]."""
+        """Map images [B, 3, 32, 32] to logits [B, K]."""
         x = self.layers(F.relu(self.bn1(self.conv1(x))))
         logits: Tensor = self.linear(x.mean((2, 3)))
         return logits
@@ -151,7 +151,7 @@ def resnet18(num_classes: int = 10, width: int = 64, dropout: float = 0.0) -> Re
     return ResNet18(num_classes, width, dropout)
 
 
-#: Every network that can be trained by name; each takes the number of classes.
+#: Networks by name, as functions of the number of classes.
 MODELS: Mapping[str, Callable[[int], nn.Module]] = {
     "lenet": LeNet,
     "lenet-dropout": partial(LeNet, dropout=DROPOUT),
@@ -166,7 +166,7 @@ MODELS: Mapping[str, Callable[[int], nn.Module]] = {
 
 
 def build(name: str, num_classes: int = 10) -> nn.Module:
-    """A network with fresh weights, by its name in `MODELS`.
+    """Build a network with new weights by its name in `MODELS`.
 
     Raises:
         SettingError: If there is no such name.
@@ -176,7 +176,7 @@ def build(name: str, num_classes: int = 10) -> nn.Module:
     return MODELS[name](num_classes)
 
 
-#: Weights in the data folder: their file and the normalisation of the inputs.
+#: File of the weights in the data folder and normalisation of the inputs.
 PRETRAINED: Mapping[str, tuple[str, Normalisation]] = {
     "resnet20": ("resnet20-12fca82f.safetensors", IMAGENET),
     "resnet56": ("resnet56-4bfd9763.safetensors", IMAGENET),
@@ -185,11 +185,11 @@ PRETRAINED: Mapping[str, tuple[str, Normalisation]] = {
 
 
 def pretrained(name: str) -> tuple[nn.Module, Normalisation]:
-    """A CIFAR-10 network with the weights of the data folder, in eval mode, and what its inputs are normalised with.
+    """Return a pretrained CIFAR-10 network in eval mode and the normalisation of its inputs.
 
     Raises:
         SettingError: If there are no weights of that name.
-        MissingDataError: If their file is not there.
+        MissingDataError: If the file of the weights is missing.
     """
     if name not in PRETRAINED:
         raise SettingError(f"There are no weights of '{name}'. Choose one of {', '.join(PRETRAINED)}.")

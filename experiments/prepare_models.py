@@ -1,7 +1,7 @@
 """Train the networks that the experiments share: ``python -m experiments.prepare_models --preset mnist``.
 
-Every training is kept (in the folder of IFCOMP_CACHE) and resumed after a kill, so the command can be given again at
-any time. Experiments get a network with ``trained(job)``, which trains only what is not there yet.
+Trainings are cached in the folder IFCOMP_CACHE and resume after an interruption. Experiments get a network with
+``trained(job)``, which trains it if it is not cached.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from experiments.runs import Trained
 from experiments.training import train
 from ifcomp.errors import SettingError
 
-#: Examples of the training set that no network sees: for early stopping and for tuning.
+#: Number of training examples held out for early stopping and tuning.
 HELD_OUT_EXAMPLES = 5000
-#: Size of the noisy data: small enough for a LeNet to memorise.
+#: Number of examples with label noise, few enough for a LeNet to memorise.
 NOISY_EXAMPLES = 20000
-#: Base network, checkpoints of every epoch, then thirty samples for SWA and SWAG.
+#: Base network with the weights of every epoch, then thirty samples for SWA and SWAG.
 WITH_TAIL = replace(QUICK, epochs=10, tail_epochs=30, checkpoint_every=1)
-#: From the first useful epoch to memorised wrong labels, the weights of every epoch.
+#: Weights of every epoch, from the first useful one to memorised wrong labels.
 MEMORISE = Recipe("one-cycle", 80, 0.05, weight_decay=0.0, checkpoint_every=1)
 ENSEMBLE = 30
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training; its data is loaded only when it is needed.
+    """One training. Its data is loaded on demand.
 
     Attributes:
         model: Name in `experiments.models.MODELS`.
-        data: Loads training and validation data.
-        normalisation: Of the inputs.
-        recipe: How it is trained.
-        seed: Of the training.
+        data: Function that loads training and validation data.
+        normalisation: Normalisation of the inputs.
+        recipe: Training recipe.
+        seed: Seed of the training.
     """
 
     model: str
@@ -52,17 +52,17 @@ class Job:
 
 
 def parts(name: str) -> tuple[Dataset, Dataset]:
-    """Training and validation data out of a training set."""
+    """Split a training set into training and validation data."""
     return separate(load(name, "train"), HELD_OUT_EXAMPLES)
 
 
 def noisy_parts(name: str, kind: str, fraction: float) -> tuple[noise.NoisyData, Dataset]:
-    """The first examples with wrong labels, and clean validation data.
+    """Return the first training examples with label noise, and clean validation data.
 
     Args:
-        name: Of the data set.
-        kind: "symmetric", or "asymmetric": the next class.
-        fraction: Of labels that are wrong.
+        name: Name of the data set.
+        kind: "symmetric", or "asymmetric" (the next class).
+        fraction: Fraction of wrong labels.
     """
     data, validation = parts(name)
     data = data.first(NOISY_EXAMPLES)
@@ -72,7 +72,7 @@ def noisy_parts(name: str, kind: str, fraction: float) -> tuple[noise.NoisyData,
 
 
 def trained(job: Job, *, until: int | None = None, progress: bool | None = None) -> Trained:
-    """The network of a job, trained now unless it was before."""
+    """Return the training of a job, from the cache if possible."""
     data, validation = job.data()
     return train(
         job.model,
@@ -111,7 +111,7 @@ def _mnist_jobs() -> dict[str, Job]:
     return jobs | {f"fashion-{seed}": Job("lenet", fashion, FASHION, QUICK, seed) for seed in members}
 
 
-#: Jobs by name, in the order in which they are trained.
+#: Jobs of each preset by name, in training order.
 PRESETS: Mapping[str, Mapping[str, Job]] = {
     "digits": {"digits": Job("lenet", _digits, MNIST, replace(QUICK, epochs=10, rate=0.02, batch_size=20))},
     "mnist": _mnist_jobs(),
@@ -122,7 +122,7 @@ def main(
     preset: Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = "mnist",
     only: Annotated[str | None, typer.Option(help="The name of a single job.")] = None,
 ) -> None:
-    """Train all networks of a preset, or go on with them; one line for each that is done."""
+    """Train all networks of a preset, or resume them, and print one line per network."""
     if preset not in PRESETS:
         raise SettingError(f"There is no preset '{preset}'. Choose one of {', '.join(PRESETS)}.")
     jobs = PRESETS[preset]

@@ -1,4 +1,4 @@
-"""How a network is trained: plain settings, and the learning rate as a function of the step alone."""
+"""Training recipes: settings, and the learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Literal
 
 from ifcomp.errors import SettingError
 
-#: One-cycle: the share of steps that warm up, and how far below the peak it starts and ends.
+#: One-cycle schedule: share of warm-up steps, and initial and final learning rate relative to the peak.
 WARM_UP, START, END = 0.3, 1 / 25, 1 / 25e4
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """SGD with Nesterov momentum on the cross-entropy, and when to keep the weights.
+    """SGD with Nesterov momentum on the cross-entropy.
 
     Attributes:
-        schedule: "steps" divides the rate by ``divisor`` at every milestone; "one-cycle" warms up to the rate and
-            anneals it to nearly zero, both along a cosine.
-        epochs: Epochs of the schedule.
-        rate: Learning rate, at the start or at the peak.
-        milestones: Epochs after which the rate falls.
-        divisor: By how much.
-        tail_epochs: Epochs at ``tail_rate`` after the schedule; their weights are samples for SWA and SWAG.
+        schedule: "steps" divides the learning rate by ``divisor`` at every milestone. "one-cycle" warms up to the rate
+            and anneals it to almost zero, both along a cosine.
+        epochs: Number of epochs of the schedule.
+        rate: Initial learning rate of "steps", peak of "one-cycle".
+        milestones: Epochs after which the learning rate is divided.
+        divisor: Divisor at the milestones.
+        tail_epochs: Number of epochs at ``tail_rate`` after the schedule; their weights are samples for SWA and SWAG.
         tail_rate: Constant learning rate of the tail.
-        batch_size: Examples a step.
-        momentum: Of Nesterov.
-        weight_decay: L2 penalty, on every parameter.
+        batch_size: Examples per step.
+        momentum: Nesterov momentum.
+        weight_decay: L2 penalty on every parameter.
         augment: Whether images are shifted by up to four pixels and mirrored.
-        checkpoint_every: Keep the weights after so many epochs; those of the tail and of the last epoch are always
-            kept.
-        patience: Stop after so many epochs without a better validation accuracy; None never stops early.
+        checkpoint_every: Store the weights every this many epochs. Those of the tail and the last epoch are always
+            stored.
+        patience: Number of epochs without a better validation accuracy before early stopping; None never stops early.
     """
 
     schedule: Literal["steps", "one-cycle"]
@@ -49,7 +49,7 @@ class Recipe:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Raise SettingError for invalid settings."""
         if self.schedule not in ("steps", "one-cycle"):
             raise SettingError(f"schedule must be 'steps' or 'one-cycle', but is '{self.schedule}'.")
         for name in ("epochs", "batch_size", "checkpoint_every"):
@@ -58,15 +58,15 @@ class Recipe:
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of the schedule and the tail."""
+        """Number of epochs of schedule and tail."""
         return self.epochs + self.tail_epochs
 
     def keeps(self, epoch: int) -> bool:
-        """Whether the weights after ``epoch`` (counted from 1) are kept."""
+        """Return whether the weights after ``epoch`` (counted from 1) are stored."""
         return epoch % self.checkpoint_every == 0 or epoch > self.epochs or epoch == self.total_epochs
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """The rate of a step, both counted from 0 over the whole training."""
+        """Return the learning rate of a step, counted from 0 over the whole training."""
         epoch = step // steps_per_epoch
         if epoch >= self.epochs:
             return self.tail_rate
@@ -75,25 +75,25 @@ class Recipe:
         return _one_cycle(self.rate, step, self.epochs * steps_per_epoch)
 
     def stretched(self, factor: float) -> Recipe:
-        """The same with ``factor`` times the epochs: as many steps for data of which only ``1 / factor`` is left."""
+        """Return the recipe with ``factor`` times the epochs: equal steps for ``1 / factor`` of the data."""
         milestones = tuple(round(factor * milestone) for milestone in self.milestones)
         return replace(self, epochs=round(factor * self.epochs), milestones=milestones)
 
 
 def _one_cycle(peak: float, step: int, steps: int) -> float:
-    turn, last = WARM_UP * steps - 1, steps - 1
-    if step <= turn:
-        return _cosine(START * peak, peak, step / turn)
-    return _cosine(peak, END * peak, (step - turn) / (last - turn))
+    warm_up_end, last = WARM_UP * steps - 1, steps - 1
+    if step <= warm_up_end:
+        return _cosine(START * peak, peak, step / warm_up_end)
+    return _cosine(peak, END * peak, (step - warm_up_end) / (last - warm_up_end))
 
 
-def _cosine(start: float, end: float, way: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * way)) / 2
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-#: The paper's training of ResNet-18 on CIFAR-10, with the checkpoints that TracIn uses.
+#: Training of ResNet-18 on CIFAR-10 in the paper, with the checkpoints of TracIn.
 PAPER = Recipe("steps", 200, 0.1, milestones=(60, 120, 180), augment=True)
-#: The paper's base of SWA, SWAG-D and ACNML.
+#: Training for SWA, SWAG-D and ACNML in the paper.
 PAPER_SWA = Recipe("steps", 160, 0.1, milestones=(60, 120, 160), tail_epochs=140, augment=True)
-#: A LeNet in a minute or two on one core: at least 99 % on MNIST and 90 % on Fashion-MNIST.
+#: LeNet in a minute or two on one core, with at least 99 % accuracy on MNIST and 90 % on Fashion-MNIST.
 QUICK = Recipe("one-cycle", 8, 0.05)

@@ -1,8 +1,8 @@
-"""The folder of one training: its identity, its files, and what can be had from them.
+"""The folder of one training: its identity and its files.
 
-``state.safetensors`` is all that is needed to go on: weights, momentum and the log of every epoch so far. The other
-files (``epoch-0020.safetensors``, ``best.safetensors``: plain weights; ``log.json``) can be made from the same epochs
-again, so a kill at any moment costs at most the epoch it falls in.
+``state.safetensors`` has everything to resume: weights, momentum and the log of all epochs. The other files are
+``epoch-0020.safetensors`` and ``best.safetensors`` with weights, and ``log.json``. An interruption costs at most the
+current epoch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _KEY = "ifcomp-training"
 
 @dataclass(frozen=True)
 class Identity:
-    """All that the result of a training depends on, besides the software and the number of threads.
+    """Everything that the result of a training depends on, except the software and the number of threads.
 
     Attributes:
         model: Name in `experiments.models.MODELS`.
         classes: Number of classes.
         data: Name of the training data, with its noise.
-        digest: Of the training data.
-        validation: Digest of the validation data, if there is any.
-        normalisation: Of the inputs.
-        recipe: How it is trained.
-        seed: Of initial weights, order, augmentation and dropout.
+        digest: Digest of the training data.
+        validation: Digest of the validation data, or None.
+        normalisation: Normalisation of the inputs.
+        recipe: Training recipe.
+        seed: Seed of the initial weights, order, augmentation and dropout.
     """
 
     model: str
@@ -57,23 +57,23 @@ class Identity:
 
     @property
     def folder_name(self) -> str:
-        """Readable, and unique by a hash of everything."""
+        """Readable name with a hash of all attributes."""
         content = json.dumps({"schema": SCHEMA, **asdict(self)}, sort_keys=True)
         return f"{self.model}_{self.data}_seed{self.seed}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One line of the log.
+    """Log of one epoch.
 
     Attributes:
-        epoch: Counted from 1.
-        learning_rate: Mean over the steps.
-        loss: Mean cross-entropy in nats over the epoch's steps, in training mode.
-        accuracy: Likewise.
-        validation_loss: After the epoch, in eval mode; None without validation data.
-        validation_accuracy: Likewise.
-        seconds: Time that the epoch took.
+        epoch: Index, counted from 1.
+        learning_rate: Mean learning rate over the steps.
+        loss: Mean cross-entropy in nats over the steps, in training mode.
+        accuracy: Mean accuracy over the steps, in training mode.
+        validation_loss: Cross-entropy in nats after the epoch, in eval mode; None without validation data.
+        validation_accuracy: Accuracy after the epoch, in eval mode; None without validation data.
+        seconds: Duration of the epoch.
     """
 
     epoch: int
@@ -87,7 +87,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights that were kept: a safetensors file for ``load_state_dict``."""
+    """Stored weights: a safetensors file for ``load_state_dict``."""
 
     epoch: int
     learning_rate: float
@@ -96,7 +96,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training, finished or stopped on the way."""
+    """A finished or interrupted training."""
 
     identity: Identity
     folder: Path
@@ -104,22 +104,22 @@ class Trained:
 
     @property
     def best_epoch(self) -> int:
-        """The first epoch with the highest validation accuracy."""
+        """First epoch with the highest validation accuracy."""
         return best_epoch(self.epochs)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Weights kept on the way, in order; what TracIn sums over."""
+        """Stored weights in order, as used by TracIn."""
         kept = (row for row in self.epochs if self.identity.recipe.keeps(row.epoch))
         return tuple(Checkpoint(row.epoch, row.learning_rate, epoch_file(self.folder, row.epoch)) for row in kept)
 
     @property
     def tail(self) -> tuple[Checkpoint, ...]:
-        """Weights after each epoch at the constant rate; what SWA and SWAG collect."""
+        """Stored weights of the epochs at constant rate, as used by SWA and SWAG."""
         return tuple(kept for kept in self.checkpoints if kept.epoch > self.identity.recipe.epochs)
 
     def model(self, which: int | Literal["last", "best"] = "last") -> nn.Module:
-        """The network in eval mode after the last epoch, the best on validation data, or an epoch that was kept."""
+        """Return the network in eval mode after the last epoch, the best epoch, or an epoch with stored weights."""
         if which == "last":
             weights, _ = split_state(_read(self.folder / "state.safetensors")[0])
         elif which == "best":
@@ -129,19 +129,19 @@ class Trained:
             weights = _read(epoch_file(self.folder, which))[0]
         else:
             kept = ", ".join(str(checkpoint.epoch) for checkpoint in self.checkpoints)
-            raise SettingError(f"Weights after epoch {which} were not kept. Choose 'last', 'best', or one of {kept}.")
+            raise SettingError(f"Weights after epoch {which} are not stored. Choose 'last', 'best', or one of {kept}.")
         model = build(self.identity.model, self.identity.classes)
         model.load_state_dict(weights)
         return model.eval()
 
 
 def cache_folder() -> Path:
-    """Where trainings are kept: IFCOMP_CACHE, or a folder in the user's cache."""
+    """Return the folder of all trainings: IFCOMP_CACHE, or a folder in the user's cache."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "ifcomp" / "experiments")
 
 
 def best_epoch(epochs: Sequence[Epoch]) -> int:
-    """The first epoch with the highest validation accuracy."""
+    """Return the first epoch with the highest validation accuracy."""
     known = [row for row in epochs if row.validation_accuracy is not None]
     if not known:
         raise SettingError("There is no best epoch: the training had no validation data. Give `validation` to `train`.")
@@ -149,14 +149,14 @@ def best_epoch(epochs: Sequence[Epoch]) -> int:
 
 
 def epoch_file(folder: Path, epoch: int) -> Path:
-    """The weights after an epoch."""
+    """Return the path of the weights after an epoch."""
     return folder / f"epoch-{epoch:04d}.safetensors"
 
 
 def write(
     folder: Path, identity: Identity, model: nn.Module, momentum: Mapping[str, Tensor], rows: Sequence[Epoch]
 ) -> None:
-    """Write all files after an epoch; the state last but for the log, because it says that the epoch is done."""
+    """Write all files after an epoch. The state follows the weights, because it marks the epoch as complete."""
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     epoch = rows[-1].epoch
     if identity.recipe.keeps(epoch):
@@ -173,7 +173,7 @@ def write(
 
 
 def read(folder: Path) -> tuple[dict[str, Tensor], list[Epoch]] | None:
-    """Tensors of the state and the log so far, or None if nothing is done yet."""
+    """Return the tensors of the state and the log, or None without a state."""
     path = folder / "state.safetensors"
     if not path.exists():
         return None
@@ -182,7 +182,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], list[Epoch]] | None:
 
 
 def split_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and momentum of a state."""
+    """Split the tensors of a state into weights and momentum."""
     parts = (
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         for prefix in ("model/", "momentum/")

@@ -1,8 +1,8 @@
-"""Lets torchvision import on machines where its compiled operators do not load, such as with a CPU build of torch.
+"""Import of torchvision on machines where its compiled operators do not load, such as with a CPU build of torch.
 
-torchvision looks up two of its operators while it is imported. Where they are missing, declaring their schemas is
-enough: nothing here calls them. Call `declare_missing_operators` before the first import of torchvision or of what
-imports it (pytorch-ood, transformers); with working operators it does nothing.
+torchvision looks up two of its operators on import. If they are missing, it is enough to declare their schemas, because
+the experiments do not call them. Call `declare_missing_operators` before the first import of torchvision or of packages
+that import it (pytorch-ood, transformers). It has no effect if the operators load.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 @cache
 def declare_missing_operators() -> torch.library.Library | None:
-    """Declare what is missing, once. The declarations last as long as the returned library, which the cache keeps."""
+    """Declare the missing operators once. The cache keeps the returned library, and with it the declarations, alive."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None or _operators_load(Path(spec.origin).parent):
         return None
@@ -27,7 +27,7 @@ def declare_missing_operators() -> torch.library.Library | None:
 
 
 def _operators_load(folder: Path) -> bool:
-    """Whether torchvision's own operators are there: what it will find when it loads them itself."""
+    """Return whether the operators of torchvision load."""
     try:
         for path in folder.glob("_C*"):
             torch.ops.load_library(path)

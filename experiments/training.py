@@ -1,7 +1,7 @@
-"""Train a network by a recipe, once: the result is kept, and a killed training goes on where its last epoch ended.
+"""Resumable training of a network by a recipe. The result is cached.
 
-Every epoch draws its order, augmentation and dropout from the seed and its own number alone. So nothing but weights and
-momentum has to be carried over, and an interrupted training ends with the same bits as one in a single go.
+Order, augmentation and dropout of an epoch depend only on the seed and the index of the epoch. A training resumes from
+weights and momentum after its last complete epoch, and ends with the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def train(
     until: int | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a network, or go on with it, or find that it is trained already.
+    """Train a network, resume its training, or return the cached result.
 
     Args:
         model: Name in `experiments.models.MODELS`.
         data: Training data with labels.
-        recipe: How.
-        normalisation: Of the inputs.
-        seed: Of initial weights, order, augmentation and dropout.
-        validation: For the best epoch and early stopping.
-        folder: Of all trainings; each gets a folder in it by its identity. None is `runs.cache_folder`.
-        until: Stop after this epoch; a later call goes on from there.
+        recipe: Training recipe.
+        normalisation: Normalisation of the inputs.
+        seed: Seed of the initial weights, order, augmentation and dropout.
+        validation: Validation data for the best epoch and early stopping.
+        folder: Parent folder of all trainings; None is `runs.cache_folder`.
+        until: Stop after this epoch; a later call resumes.
         progress: Show a progress bar; None shows it on terminals.
     """
     if data.labels is None:
@@ -68,7 +68,7 @@ def train(
 
 
 def evaluate(model: nn.Module, batches: Batches) -> tuple[float, float]:
-    """Mean cross-entropy in nats and accuracy of a model in eval mode on data with labels."""
+    """Return the mean cross-entropy in nats and the accuracy of a model in eval mode."""
     model.eval()
     loss, correct = 0.0, 0
     with torch.no_grad():
@@ -80,7 +80,7 @@ def evaluate(model: nn.Module, batches: Batches) -> tuple[float, float]:
 
 
 def shift_and_mirror(images: Tensor, generator: torch.Generator, reach: int = 4) -> Tensor:
-    """Each of the images [B, H, W] or [B, H, W, C] shifted by up to ``reach`` pixels, black outside; half mirrored."""
+    """Shift images [B, H, W] or [B, H, W, C] by up to ``reach`` pixels with black padding, and mirror half of them."""
     count, height, width = images.shape[:3]
     padded = images.new_zeros((count, height + 2 * reach, width + 2 * reach, *images.shape[3:]))
     padded[:, reach : reach + height, reach : reach + width] = images
@@ -93,7 +93,7 @@ def shift_and_mirror(images: Tensor, generator: torch.Generator, reach: int = 4)
 
 @dataclass(frozen=True)
 class _Session:
-    """What changes while training."""
+    """State of a training."""
 
     identity: Identity
     model: nn.Module
@@ -101,57 +101,57 @@ class _Session:
     rows: list[Epoch]
 
     def momentum(self) -> dict[str, Tensor]:
-        """The optimiser's state by parameter name."""
+        """Return the momentum buffers by parameter name."""
         state = self.optimizer.state
         return {name: state[value]["momentum_buffer"] for name, value in self.model.named_parameters()}
 
 
 def _start(identity: Identity, run: Path) -> _Session:
-    """A fresh network, or what the last epoch in the folder left."""
+    """Return the state after the last epoch in the folder, or a new network."""
     recipe = identity.recipe
-    torch.manual_seed(_mixed(identity.seed, 0))
+    torch.manual_seed(_epoch_seed(identity.seed, 0))
     model = build(identity.model, identity.classes)
     optimizer = torch.optim.SGD(
         model.parameters(), recipe.rate, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
     )
-    found = runs.read(run)
-    if found is None:
+    state = runs.read(run)
+    if state is None:
         return _Session(identity, model, optimizer, [])
-    weights, momentum = runs.split_state(found[0])
+    weights, momentum = runs.split_state(state[0])
     model.load_state_dict(weights)
     for name, value in model.named_parameters():
         optimizer.state[value]["momentum_buffer"] = momentum[name]
-    return _Session(identity, model, optimizer, found[1])
+    return _Session(identity, model, optimizer, state[1])
 
 
 def _epoch(session: _Session, data: Dataset, validation: Dataset | None, progress: bool | None) -> Epoch:
-    """Train for one epoch and look at the validation data."""
-    began, epoch, identity = time.perf_counter(), len(session.rows) + 1, session.identity
+    """Train for one epoch and evaluate on the validation data."""
+    start, epoch, identity = time.perf_counter(), len(session.rows) + 1, session.identity
     title = f"{identity.model} on {data.name}, epoch {epoch} of {identity.recipe.total_epochs}"
     rate, loss, accuracy = _steps(session, data, epoch, lambda parts: track(parts, title, progress))
     if not np.isfinite(loss):
         raise NonFiniteError(
             f"The loss became {loss} in epoch {epoch}. Give a recipe with a rate below {identity.recipe.rate}."
         )
-    checked_loss, checked_accuracy = None, None
+    validation_loss, validation_accuracy = None, None
     if validation:
-        checked_loss, checked_accuracy = evaluate(session.model, Batches(validation, identity.normalisation))
-    return Epoch(epoch, rate, loss, accuracy, checked_loss, checked_accuracy, time.perf_counter() - began)
+        validation_loss, validation_accuracy = evaluate(session.model, Batches(validation, identity.normalisation))
+    return Epoch(epoch, rate, loss, accuracy, validation_loss, validation_accuracy, time.perf_counter() - start)
 
 
 def _steps(
-    session: _Session, data: Dataset, epoch: int, watched: Callable[[Sequence[Tensor]], Iterable[Tensor]]
+    session: _Session, data: Dataset, epoch: int, tracked: Callable[[Sequence[Tensor]], Iterable[Tensor]]
 ) -> tuple[float, float, float]:
-    """Mean learning rate, loss and accuracy over the steps of an epoch."""
+    """Run the steps of an epoch and return their mean learning rate, loss and accuracy."""
     assert data.labels is not None
     recipe, normalisation = session.identity.recipe, session.identity.normalisation
-    seed = _mixed(session.identity.seed, epoch)
+    seed = _epoch_seed(session.identity.seed, epoch)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     parts = torch.randperm(len(data), generator=generator).split(recipe.batch_size)
     session.model.train()
     rates, loss, correct = 0.0, 0.0, 0
-    for step, part in enumerate(watched(parts), (epoch - 1) * len(parts)):
+    for step, part in enumerate(tracked(parts), (epoch - 1) * len(parts)):
         images, y = data.images[part], data.labels[part]
         x = normalisation(shift_and_mirror(images, generator) if recipe.augment else images)
         rate = recipe.learning_rate(step, len(parts))
@@ -172,12 +172,12 @@ def _step(session: _Session, x: Tensor, y: Tensor, rate: float) -> tuple[Tensor,
 
 
 def _is_over(rows: list[Epoch], recipe: Recipe) -> bool:
-    """Whether the recipe's patience is at an end."""
+    """Return whether early stopping ends the training."""
     if recipe.patience is None or not rows:
         return False
     return rows[-1].epoch - runs.best_epoch(rows) >= recipe.patience
 
 
-def _mixed(seed: int, epoch: int) -> int:
-    """A seed of its own for every epoch; 0 is the initial weights."""
+def _epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch; epoch 0 is that of the initial weights."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""Fuzzing: bytes that a coverage-guided fuzzer makes up, given to everything that reads files or words of others.
+"""Coverage-guided fuzzing of all code that reads untrusted files or text.
 
-``python -m fuzz`` runs all targets; it needs ``pip install atheris``. The same targets run for a moment with the tests.
+``python -m fuzz`` runs all targets; it needs ``pip install atheris``. The tests run the same targets for a few inputs.
 """

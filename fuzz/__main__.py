@@ -1,4 +1,4 @@
-"""Run targets one after another, and keep what was done: ``python -m fuzz [TARGET ...] [--inputs N] [--seed S]``."""
+"""Run targets in turn and store the results: ``python -m fuzz [TARGET ...] [--inputs N] [--seed S]``."""
 
 import argparse
 import importlib.util
@@ -18,35 +18,35 @@ from fuzz.targets import TARGETS
 
 PACKAGES = ("atheris", "torch", "numpy", "safetensors", "pandas", "pyarrow", "pillow")
 
-#: Of a process in megabytes, and wall-clock seconds until an input counts as one that never ends.
-MOST_MEMORY, MOST_SECONDS = 3000, 300
+#: Memory limit of a process in megabytes, and wall-clock limit of an input in seconds.
+MEMORY_LIMIT, INPUT_TIMEOUT = 3000, 300
 
 
 def run(name: str, inputs: int, seed: int, failures: Path) -> dict[str, Any]:
-    """Fuzz one target; an input that fails is kept in a folder, with the traceback beside it."""
-    options = [f"-runs={inputs}", f"-seed={seed}", f"-rss_limit_mb={MOST_MEMORY}", f"-timeout={MOST_SECONDS}"]
+    """Fuzz one target. Failing inputs and their tracebacks are stored in the folder ``failures``."""
+    options = [f"-runs={inputs}", f"-seed={seed}", f"-rss_limit_mb={MEMORY_LIMIT}", f"-timeout={INPUT_TIMEOUT}"]
     failures.mkdir(parents=True, exist_ok=True)
     options += [f"-artifact_prefix={failures / name}-", "-print_final_stats=1", "-verbosity=0"]
-    began = time.perf_counter()
-    done = subprocess.run(
+    start = time.perf_counter()
+    process = subprocess.run(
         [sys.executable, "-m", "fuzz.child", name, *options], capture_output=True, text=True, errors="replace"
     )
-    seconds = time.perf_counter() - began
-    made = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
-    memory = re.search(r"peak_rss_mb:\s*(\d+)", done.stderr)
-    if done.returncode:
-        (failures / f"{name}.txt").write_text(done.stdout + done.stderr)
+    seconds = time.perf_counter() - start
+    executed = re.search(r"number_of_executed_units:\s*(\d+)", process.stderr)
+    memory = re.search(r"peak_rss_mb:\s*(\d+)", process.stderr)
+    if process.returncode:
+        (failures / f"{name}.txt").write_text(process.stdout + process.stderr)
     return {
-        "inputs": int(made[1]) if made else 0,
-        "failed": bool(done.returncode),
+        "inputs": int(executed[1]) if executed else 0,
+        "failed": bool(process.returncode),
         "seconds": round(seconds, 1),
         "peak_megabytes": int(memory[1]) if memory else None,
         "seed": seed,
     }
 
 
-def circumstances() -> dict[str, Any]:
-    """Date, versions and machine."""
+def environment() -> dict[str, Any]:
+    """Return date, versions and processor."""
     listing = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*:\s*(.+)", listing.read_text()) if listing.exists() else []
     return {
@@ -58,26 +58,28 @@ def circumstances() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit code 1 if an input failed."""
+    """Run the targets of the command line; the exit code is 1 if an input failed."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all by default")
-    parser.add_argument("--inputs", type=int, help="for each target; by default as many as it is worth")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"targets to run, of {', '.join(TARGETS)}; default: all"
+    )
+    parser.add_argument("--inputs", type=int, help="number of inputs per target; default: that of the target")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that fail")
-    parser.add_argument("--out", type=Path, help="JSON file to write results to")
-    given = parser.parse_args()
-    unknown = sorted(set(given.targets) - TARGETS.keys())
+    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="folder for failing inputs")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.targets) - TARGETS.keys())
     if unknown:
         parser.error(f"no such target: {', '.join(unknown)}")
     if importlib.util.find_spec("atheris") is None:
         parser.error("atheris is not installed; pip install atheris==3.0.0")
-    found: dict[str, Any] = {}
-    for name in given.targets or TARGETS:
-        found[name] = run(name, given.inputs or TARGETS[name].inputs, given.seed, given.failures)
-        sys.stderr.write(f"{name}: {json.dumps(found[name])}\n")
-        if given.out:
-            given.out.write_text(json.dumps({**circumstances(), "targets": found}, indent=1) + "\n")
-    return int(any(target["failed"] for target in found.values()))
+    results: dict[str, Any] = {}
+    for name in arguments.targets or TARGETS:
+        results[name] = run(name, arguments.inputs or TARGETS[name].inputs, arguments.seed, arguments.failures)
+        sys.stderr.write(f"{name}: {json.dumps(results[name])}\n")
+        if arguments.out:
+            arguments.out.write_text(json.dumps({**environment(), "targets": results}, indent=1) + "\n")
+    return int(any(target["failed"] for target in results.values()))
 
 
 if __name__ == "__main__":

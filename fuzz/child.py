@@ -1,4 +1,4 @@
-"""One target under atheris, in a process of its own: ``python -m fuzz.child TARGET [options of libFuzzer]``."""
+"""One target under atheris in a separate process: ``python -m fuzz.child TARGET [options of libFuzzer]``."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import atheris
 
-# Imported before the library, so that they are not instrumented: the fuzzer is to learn from our branches.
+# Imported before the library and not instrumented, so that only branches of the library guide the fuzzer.
 import pandas  # noqa: F401
 import PIL.Image  # noqa: F401
 import pyarrow.parquet  # noqa: F401
@@ -18,33 +18,33 @@ import sklearn.datasets  # noqa: F401
 import torch.utils.data  # noqa: F401
 import typer  # noqa: F401
 
-#: Seconds of processor time that one input may take.
-MOST_SECONDS = 5.0
+#: Limit of processor time per input in seconds.
+CPU_LIMIT = 5.0
 
 
 def main() -> None:
-    """Fuzz until libFuzzer has made enough inputs, or one of them fails."""
+    """Fuzz one target until the number of inputs is reached or an input fails."""
     with atheris.instrument_imports(include=["ifcomp", "fuzz"]):
         from fuzz.targets import TARGETS
         from ifcomp.errors import IfcompError
     warnings.simplefilter("ignore")
     target = TARGETS[sys.argv[1]]
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # files there cost the least
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fast temporary files
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as scratch:
         folder, corpus = Path(scratch), Path(scratch) / "corpus"
         corpus.mkdir()
 
-        def once(data: bytes) -> None:
-            began = time.process_time()
+        def run_input(data: bytes) -> None:
+            start = time.process_time()
             with contextlib.suppress(IfcompError):
                 target.run(data, folder)
-            taken = time.process_time() - began
-            if taken > MOST_SECONDS:
-                raise TimeoutError(f"this input took {taken:.1f} s")
+            seconds = time.process_time() - start
+            if seconds > CPU_LIMIT:
+                raise TimeoutError(f"this input took {seconds:.1f} s")
 
-        for number, seed in enumerate(target.seeds()):
-            (corpus / str(number)).write_bytes(seed)
-        atheris.Setup([sys.argv[0], *sys.argv[2:], f"-max_len={target.longest}", str(corpus)], once)
+        for index, seed in enumerate(target.seeds()):
+            (corpus / str(index)).write_bytes(seed)
+        atheris.Setup([sys.argv[0], *sys.argv[2:], f"-max_len={target.max_bytes}", str(corpus)], run_input)
         atheris.Fuzz()
 
 

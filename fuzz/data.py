@@ -1,4 +1,4 @@
-"""Data of others: archives of arrays, tables, folders of images."""
+"""Untrusted data: npz archives, Parquet files, folders of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzz.drawing import Draw
 from ifcomp.data.opening import open_source
 from ifcomp.data.source import SourceOptions
 
-#: Of arrays, as their headers have them.
+#: Dtypes in the headers of npy arrays.
 KINDS = (
     *map(repr, ("<f4", "<i8", "|u1", "|O", "<U3", "<f2", ">f8", "|b1", "<M8[s]", "|V4", "<c8", "<U0")),
     "[('a', '<f4')]",
@@ -32,7 +32,7 @@ def _use(spec: str, settings: SourceOptions | None = None) -> None:
 
 
 def npz(data: bytes, folder: Path) -> None:
-    """An archive of arrays: the first byte says whether it is a whole archive or the arrays in one."""
+    """Read an npz archive. The first byte selects: the bytes are the archive, or describe its arrays."""
     path, draw = folder / "data.npz", Draw(data[1:])
     if data[:1] < b"\x40":
         path.write_bytes(data[1:])
@@ -53,7 +53,7 @@ def _array(draw: Draw) -> bytes:
 
 
 def npz_seeds() -> Iterable[bytes]:
-    """Archives, and decisions."""
+    """Return archives and descriptions of arrays."""
     x, y = np.ones((3, 4), np.float32), np.arange(3)
     yield b"\x00" + file_bytes(lambda path: np.savez(path, x=x, y=y, classes=np.array(["a", "b"])), ".npz")
     yield b"\x00" + file_bytes(lambda path: np.savez_compressed(path, x=x.astype(np.uint8)), ".npz")
@@ -61,14 +61,14 @@ def npz_seeds() -> Iterable[bytes]:
 
 
 def parquet(data: bytes, folder: Path) -> None:
-    """A table."""
+    """Read a Parquet file."""
     path = folder / "data.parquet"
     path.write_bytes(data)
     _use(f"parquet:{path}")
 
 
 def parquet_seeds() -> Iterable[bytes]:
-    """Tables of features, and one of scores."""
+    """Return tables of features and a table of scores."""
     tables = (
         pd.DataFrame({"a": [0.5, 1.5], "label": [0, 1]}),
         pd.DataFrame({"a": [[1, 2], [3, 4]], "label": ["x", "y"]}),
@@ -80,19 +80,19 @@ def parquet_seeds() -> Iterable[bytes]:
 
 
 def folder_of_images(data: bytes, folder: Path) -> None:
-    """An image in a folder: the first byte says how its name ends."""
-    place = folder / "images"
-    place.mkdir(exist_ok=True)
-    for old in place.iterdir():
+    """Read an image from a folder. The first byte selects the suffix of the file."""
+    images = folder / "images"
+    images.mkdir(exist_ok=True)
+    for old in images.iterdir():
         old.unlink()
     suffix = IMAGE_KINDS[data[0] % len(IMAGE_KINDS)] if data else ".png"
-    (place / f"1{suffix}").write_bytes(data[1:])
-    _use(f"folder:{place}", SourceOptions(image_size=4))
+    (images / f"1{suffix}").write_bytes(data[1:])
+    _use(f"folder:{images}", SourceOptions(image_size=4))
 
 
 def image_seeds() -> Iterable[bytes]:
-    """Images in every format."""
+    """Return images in every format."""
     image = Image.fromarray(np.arange(27, dtype=np.uint8).reshape(3, 3, 3))
-    for number, suffix in enumerate(IMAGE_KINDS):
+    for index, suffix in enumerate(IMAGE_KINDS):
         for mode in ("RGB", "L") if suffix in (".jpg", ".ppm") else ("RGB", "L", "P"):
-            yield bytes([number]) + file_bytes(image.convert(mode).save, suffix)
+            yield bytes([index]) + file_bytes(image.convert(mode).save, suffix)

@@ -1,4 +1,4 @@
-"""Decisions from bytes: the same bytes always give the same ones, and no bytes left give the first choice."""
+"""Deterministic choices from bytes. Exhausted bytes give the first option."""
 
 import json
 import re
@@ -7,44 +7,44 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Numbers on which parsers have stumbled.
+#: Numbers and texts that often break parsers.
 WHOLE = (0, 1, -1, 2, 7, 255, 2**31, 2**63, -(2**63), 10**30)
 NUMBERS = (*WHOLE, 0.0, 0.5, -0.0, 1e-300, 1e300, float("inf"), float("nan"))
 WORDS = ("", "a", "0", "..", "../../etc/passwd", "/", "\x00", "\ud800", "\u2028", "=1+1", "9" * 5000, "{{7*7}}", "nan")
 
 
 class Draw:
-    """Reads its bytes from front to back."""
+    """Source of choices that consumes its bytes from front to back."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self._position = data, 0
 
     def number(self, low: int, high: int) -> int:
-        """A whole number from low to high, of one byte."""
-        return low + self.bytes(1)[0] % (high - low + 1) if self._at < len(self._data) else low
+        """Return a whole number in low ... high from one byte."""
+        return low + self.bytes(1)[0] % (high - low + 1) if self._position < len(self._data) else low
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of at most 256 options."""
+        """Return one of at most 256 options."""
         return options[self.number(0, len(options) - 1)]
 
     def bytes(self, count: int) -> bytes:
-        """So many bytes, or what is left."""
-        found = self._data[self._at : self._at + count]
-        self._at += len(found)
-        return found
+        """Return the next ``count`` bytes, or all remaining bytes."""
+        part = self._data[self._position : self._position + count]
+        self._position += len(part)
+        return part
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all remaining bytes."""
         return self.bytes(len(self._data))
 
     def text(self) -> str:
-        """A known nuisance, or some characters of any kind."""
+        """Return a text that often breaks parsers, or up to 24 arbitrary bytes as text."""
         if self.number(0, 1):
             return self.choice(WORDS)
         return self.bytes(self.number(0, 24)).decode("utf-8", "surrogateescape")
 
     def json(self, depth: int = 3) -> Any:
-        """A value of any type that JSON has."""
+        """Return a random JSON value."""
         kind = self.number(0, 7 if depth else 4)
         if kind == 0:
             return None
@@ -61,7 +61,7 @@ class Draw:
         return f"@nested {self.choice((10, 900, 1100, 20_000))}"
 
     def damaged(self, value: Any) -> Any:
-        """A JSON value with one place replaced, removed or added."""
+        """Return a JSON value with one entry replaced, removed or added."""
         if isinstance(value, dict) and value and self.number(0, 7):
             key = self.choice(list(value))
             match self.number(0, 4):
@@ -71,12 +71,12 @@ class Draw:
                     return {**value, self.text(): self.json()}
             return {**value, key: self.damaged(value[key])}
         if isinstance(value, list) and value and self.number(0, 7):
-            at = self.number(0, len(value) - 1)
-            return [*value[:at], self.damaged(value[at]), *value[at + 1 :]]
+            index = self.number(0, len(value) - 1)
+            return [*value[:index], self.damaged(value[index]), *value[index + 1 :]]
         return self.json()
 
 
 def as_json(value: Any) -> str:
-    """JSON, with lists in lists where a value asks for them; deeper than Python itself could write."""
+    """Return JSON text. The value ``@nested N`` becomes N nested lists, deeper than ``json.dumps`` allows."""
     text = json.dumps(value)
-    return re.sub(r'"@nested (\d+)"', lambda found: "[" * int(found[1]) + "]" * int(found[1]), text)
+    return re.sub(r'"@nested (\d+)"', lambda match: "[" * int(match[1]) + "]" * int(match[1]), text)

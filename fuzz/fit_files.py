@@ -1,4 +1,4 @@
-"""Files of a fit and of weights: factors, checkpoints, moments, records, results of hindsight training."""
+"""Files of a fit and of weights: factors, checkpoints, records, results of hindsight training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from experiments.baselines.swag import WeightMoments
 from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.opened import _stored_options
-from ifcomp.cli.runs import Record, read_record, record_path
+from ifcomp.cli.model import load_weights, read_weights
+from ifcomp.cli.record import Record, read_record, record_path
+from ifcomp.cli.run import stored_options
 from ifcomp.io import checkpoints
 from ifcomp.oracle.pairs import Pair, PairFile
 
@@ -35,41 +34,41 @@ def _fitted_file() -> bytes:
 
 
 def factors_seeds() -> list[bytes]:
-    """A fit."""
+    """Return a file of factors."""
     return [_fitted_file()]
 
 
 def factors(data: bytes, folder: Path) -> None:
-    """A file of factors, as it comes."""
+    """Load the bytes as a file of factors."""
     path = folder / "run.ifcomp"
     path.write_bytes(data)
     IFComp.load(path, model())
 
 
 def _parts(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header of a safetensors file, and the rest."""
+    """Return the header and the data of a safetensors file."""
     length = struct.unpack("<Q", content[:8])[0]
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
 def factors_content(data: bytes, folder: Path) -> None:
-    """A well-formed file with wrong content: refused, or its influence is finite."""
+    """Load a well-formed file with wrong content: it is refused, or the influence is finite."""
     draw = Draw(data)
     metadata = json.loads(_parts(_fitted_file())[0]["__metadata__"]["ifcomp"])
     for _ in range(draw.number(0, 3)):
         metadata = draw.damaged(metadata)
     path = folder / "run.ifcomp"
     path.write_bytes(save(_damaged(draw, load(_fitted_file())), {"ifcomp": as_json(metadata)}))
-    found = IFComp.load(path, model()).influence(examples()[0])
-    assert bool(torch.isfinite(found).all()), found
+    influence = IFComp.load(path, model()).influence(examples()[0])
+    assert bool(torch.isfinite(influence).all()), influence
 
 
 def _damaged(draw: Draw, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Some tensors missing, renamed, of another type or shape, or with odd values."""
-    found = dict(tensors)
+    """Return the tensors with some removed, renamed, converted, reshaped or with extreme values."""
+    result = dict(tensors)
     for _ in range(draw.number(0, 2)):
-        name = draw.choice(list(found) or ["none"])
-        value = found.pop(name, torch.ones(2, 2)).clone()
+        name = draw.choice(list(result) or ["none"])
+        value = result.pop(name, torch.ones(2, 2)).clone()
         match draw.number(0, 5):
             case 0:
                 continue
@@ -83,22 +82,22 @@ def _damaged(draw: Draw, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 value = value.reshape(-1)
             case _:
                 value = torch.ones([draw.number(0, 6) for _ in range(draw.number(0, 4))])
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 @cache
 def _checkpoint() -> nn.Module:
-    """Filled again and again."""
+    """Return the module that all weights are loaded into."""
     return nn.Linear(4, 3)
 
 
 def _use_weights(path: Path) -> None:
-    _fill(_checkpoint(), read_weights(str(path)), "a:b", str(path))
+    load_weights(_checkpoint(), read_weights(str(path)), "a:b", str(path))
 
 
 def header(data: bytes, folder: Path) -> None:
-    """A safetensors file whose header lies."""
+    """Load a safetensors file with a wrong header."""
     draw = Draw(data)
     head, tensors = _parts(save(dict(_checkpoint().state_dict()), {"note": "x"}))
     for _ in range(draw.number(1, 3)):
@@ -111,14 +110,14 @@ def header(data: bytes, folder: Path) -> None:
 
 
 def weights(data: bytes, folder: Path) -> None:
-    """A checkpoint, as it comes: the first byte says of which kind."""
+    """Load the bytes as weights. The first byte selects the format."""
     path = folder / ("net.safetensors" if data[:1] < b"\x80" else "net.pt")
     path.write_bytes(data[1:])
     _use_weights(path)
 
 
 def weights_seeds() -> Iterable[bytes]:
-    """Checkpoints in every format."""
+    """Return weights in every format."""
     state = _checkpoint().state_dict()
     yield b"\x00" + save(dict(state))
     yield b"\xff" + file_bytes(lambda path: torch.save(state, path), ".pt")
@@ -127,50 +126,27 @@ def weights_seeds() -> Iterable[bytes]:
 
 
 def torch_pickle(data: bytes, folder: Path) -> None:
-    """A zip file of torch.save with any program for the unpickler inside."""
+    """Load a torch.save file with an arbitrary pickle."""
     path = folder / "net.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if data[:1] > b"\xf0" else zipfile.ZIP_STORED) as file:
         file.writestr("net/data.pkl", data[1:])
         file.writestr("net/version", "3\n")
         file.writestr("net/byteorder", "little")
-        for number in range(2):
-            file.writestr(f"net/data/{number}", bytes(range(64)))
+        for index in range(2):
+            file.writestr(f"net/data/{index}", bytes(range(64)))
     _use_weights(path)
 
 
 def pickle_seeds() -> Iterable[bytes]:
-    """Programs that torch.save writes."""
+    """Return pickles of torch.save."""
     for content in ({}, {"state_dict": _checkpoint().state_dict()}, {"a": nn.Parameter(torch.ones(2, 2))}):
         archive = file_bytes(lambda path, content=content: torch.save(content, path), ".pt")
         with zipfile.ZipFile(io.BytesIO(archive)) as file:
             yield b"\x00" + file.read(next(name for name in file.namelist() if name.endswith("data.pkl")))
 
 
-@cache
-def _moments_file() -> bytes:
-    return file_bytes(WeightMoments().collect(model()).collect(nn.Sequential(*model())).save)
-
-
-def moments(data: bytes, folder: Path) -> None:
-    """A file of weight moments: the first byte says whether only its content is wrong."""
-    path, draw = folder / "moments.safetensors", Draw(data[1:])
-    content = data[1:]
-    if data[:1] >= b"\x80":
-        metadata = as_json(draw.damaged({"count": 2}) if draw.number(0, 1) else {"count": 2})
-        content = save(_damaged(draw, load(_moments_file())), {"ifcomp.swag": metadata})
-    path.write_bytes(content)
-    loaded = WeightMoments.load(path)
-    loaded.check(model())
-    assert all(bool(value.isfinite().all()) for value in loaded.sample(0).values())
-
-
-def moments_seeds() -> list[bytes]:
-    """A file of weight moments, and decisions."""
-    return [b"\xff" + bytes(64), b"\x00" + _moments_file()]
-
-
 def checkpoint(data: bytes, folder: Path) -> None:
-    """What is left of unfinished work: the first byte says whether only its content is wrong."""
+    """Load a checkpoint. The first byte selects: arbitrary bytes, or a well-formed file with wrong content."""
     path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
     key = {"beta": 1.0, "stages": ["first", "second"]}
     if data[:1] >= b"\x40":
@@ -183,19 +159,19 @@ def checkpoint(data: bytes, folder: Path) -> None:
 
 
 def record(data: bytes, folder: Path) -> None:
-    """The record beside a run: the first byte says whether it is JSON."""
+    """Load the record of a run. The first byte selects: arbitrary bytes, or JSON with wrong content."""
     path, draw = folder / "run.ifcomp", Draw(data[1:])
     content = {"schema": 1, "version": "1", **vars(Record("a:b", "w", "npz:x", {"mean": [0.5]}, ["a", "b"], 3, 0.5))}
     text = as_json(draw.damaged(draw.damaged(content))).encode() if data[:1] >= b"\x40" else data[1:]
     Path(record_path(str(path))).write_bytes(text)
-    found = read_record(str(path))
-    assert found is not None
-    assert not found.is_own
-    _stored_options(found)
+    loaded = read_record(str(path))
+    assert loaded is not None
+    assert not loaded.is_trusted
+    stored_options(loaded)
 
 
 def pairs(data: bytes, folder: Path) -> None:
-    """Results of hindsight training: the first byte says whether they are JSON."""
+    """Load results of hindsight training. The first byte selects: arbitrary bytes, or JSON with wrong content."""
     path, draw = folder / "pairs.jsonl", Draw(data[1:])
     line = {"key": "k", "label": 1, **vars(Pair(-1.0, -2.0, 3, True, 0.1, 0.2))}
     path.write_bytes(as_json(draw.damaged(draw.damaged(line))).encode() if data[:1] >= b"\x40" else data[1:])

@@ -1,4 +1,4 @@
-"""Modules from bytes: trees of anything for the inventory, and small networks that run for the influence."""
+"""Random modules from bytes: arbitrary trees for the inventory, and small runnable networks for the influence."""
 
 from collections.abc import Callable
 
@@ -11,56 +11,56 @@ WIDTH, CLASSES = 4, 3
 
 
 class Scaled(nn.Module):
-    """A parameter of its own, outside every known layer."""
+    """Multiplication by a parameter that belongs to no supported layer."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Broadcasts."""
+        """Return the scaled inputs."""
         return x * self.scale
 
 
 class Attending(nn.Module):
-    """Self-attention over the features, as tokens of one number each."""
+    """Self-attention over three copies of the features."""
 
     def __init__(self, heads: int, bias: bool) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, heads, bias=bias, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, W] to [B, W]."""
+        """Map [B, WIDTH] to [B, WIDTH]."""
         tokens = x.unsqueeze(1).expand(-1, 3, -1)
         return self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1)
 
 
 class Residual(nn.Module):
-    """``x + f(x)``, with f used twice if asked for."""
+    """``x + f(x)``, or ``x + f(f(x))`` with ``twice``."""
 
     def __init__(self, inner: nn.Module, twice: bool) -> None:
         super().__init__()
         self.inner, self.twice = inner, twice
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
+        """Map any shape to itself."""
         return x + self.inner(self.inner(x) if self.twice else x)
 
 
 class Shaped(nn.Module):
-    """A layer between two shapes of its own."""
+    """A layer on reshaped inputs, followed by a linear layer."""
 
     def __init__(self, inner: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.inner, self.shape, self.out = inner, shape, nn.LazyLinear(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, W] to [B, W]."""
+        """Map [B, WIDTH] to [B, WIDTH]."""
         return self.out(self.inner(x.reshape(len(x), *self.shape)).flatten(1))
 
 
 def layer(draw: Draw, depth: int = 2) -> nn.Module:
-    """A layer that takes and gives [B, WIDTH]."""
+    """Return a random layer that maps [B, WIDTH] to [B, WIDTH]."""
     makers: list[Callable[[], nn.Module]] = [
         lambda: nn.Linear(WIDTH, WIDTH, bias=bool(draw.number(0, 1))),
         nn.ReLU,
@@ -85,22 +85,22 @@ def layer(draw: Draw, depth: int = 2) -> nn.Module:
 
 
 def network(data: bytes) -> nn.Sequential | None:
-    """A classifier of [B, WIDTH]; some parameters may be frozen, tied, huge, or not numbers. None if torch fails."""
+    """Return a classifier of [B, WIDTH] with frozen, tied, huge or NaN parameters; None if it does not run."""
     draw = Draw(data)
     torch.manual_seed(draw.number(0, 255))
     parts = [layer(draw) for _ in range(draw.number(0, 4))]
-    made = nn.Sequential(*parts, nn.Linear(WIDTH, draw.choice((CLASSES, 2, 1)), bias=bool(draw.number(0, 1))))
+    built = nn.Sequential(*parts, nn.Linear(WIDTH, draw.choice((CLASSES, 2, 1)), bias=bool(draw.number(0, 1))))
     try:
         with torch.no_grad():
-            made.eval()(torch.zeros(1, WIDTH))  # fills in what is lazy
+            built.eval()(torch.zeros(1, WIDTH))  # initialises lazy layers
     except (RuntimeError, ValueError):
         return None
-    _disturb(made, draw)
-    return made.to(draw.choice((torch.float32, torch.float64, torch.float32, torch.bfloat16)))
+    _disturb(built, draw)
+    return built.to(draw.choice((torch.float32, torch.float64, torch.float32, torch.bfloat16)))
 
 
 def tree(data: bytes) -> nn.Module:
-    """Modules of any kind that need not run."""
+    """Return a tree of arbitrary modules that need not run."""
     draw = Draw(data)
     makers: list[Callable[[], nn.Module]] = [
         lambda: layer(draw),
@@ -121,9 +121,9 @@ def tree(data: bytes) -> nn.Module:
         lambda: nn.InstanceNorm2d(3, affine=True),
         lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 4]),
     ]
-    made = nn.Sequential(*(draw.choice(makers)() for _ in range(draw.number(0, 5))))
-    _disturb(made, draw)
-    return made
+    built = nn.Sequential(*(draw.choice(makers)() for _ in range(draw.number(0, 5))))
+    _disturb(built, draw)
+    return built
 
 
 def _convolution(draw: Draw, kind: type[nn.Conv1d] | type[nn.Conv2d]) -> nn.Module:
@@ -134,7 +134,7 @@ def _convolution(draw: Draw, kind: type[nn.Conv1d] | type[nn.Conv2d]) -> nn.Modu
 
 
 def _disturb(model: nn.Module, draw: Draw) -> None:
-    """Do something unusual to a few parameters."""
+    """Freeze, scale or tie up to two parameters, or give them gradients."""
     for _ in range(draw.number(0, 2)):
         named = [(name, value) for name, value in model.named_parameters() if not nn.parameter.is_lazy(value)]
         if not named:
@@ -152,8 +152,8 @@ def _disturb(model: nn.Module, draw: Draw) -> None:
                 value.grad = torch.ones_like(value)
 
 
-def _tie(model: nn.Module, name: str, alike: list[tuple[str, nn.Parameter]], draw: Draw) -> None:
-    place, _, attribute = name.rpartition(".")
-    owner = model.get_submodule(place)
+def _tie(model: nn.Module, name: str, candidates: list[tuple[str, nn.Parameter]], draw: Draw) -> None:
+    path, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(path)
     if attribute in owner._parameters:
-        owner.register_parameter(attribute, draw.choice(alike)[1])
+        owner.register_parameter(attribute, draw.choice(candidates)[1])

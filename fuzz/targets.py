@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes and a scratch folder, and may raise the library's own errors only."""
+"""Fuzz targets. A target takes bytes and a scratch folder, and may raise only errors of the library."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from fuzz.common import blank
 
 @dataclass(frozen=True)
 class Target:
-    """One thing that is fuzzed.
+    """One fuzz target.
 
     Attributes:
-        run: Takes the bytes and a folder to write in.
-        seeds: Bytes to start from.
-        inputs: How many a full run makes.
-        longest: Bytes of an input at most.
+        run: Function of the bytes and a scratch folder.
+        seeds: Function that returns the initial corpus.
+        inputs: Number of inputs of a full run.
+        max_bytes: Largest size of an input.
     """
 
     run: Callable[[bytes, Path], None]
     seeds: Callable[[], Iterable[bytes]]
     inputs: int
-    longest: int = 4096
+    max_bytes: int = 4096
 
 
 TARGETS: dict[str, Target] = {
@@ -38,7 +38,6 @@ TARGETS: dict[str, Target] = {
     "parquet": Target(data.parquet, data.parquet_seeds, 20_000, 16_384),
     "folder": Target(data.folder_of_images, data.image_seeds, 15_000),
     "npz": Target(data.npz, data.npz_seeds, 20_000),
-    "moments": Target(fit_files.moments, fit_files.moments_seeds, 5_000, 8192),
     "factors-content": Target(fit_files.factors_content, blank, 4_000, 256),
     "inventory": Target(models.inventory, blank, 4_000, 128),
     "report": Target(words.report, blank, 500, 512),

@@ -1,4 +1,4 @@
-"""Words of others: what the command line parses, and names that end up in a report."""
+"""Untrusted text: arguments of the command line, and names in a report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fuzz.drawing import Draw
 from ifcomp import IFComp
 from ifcomp.cli import options
 from ifcomp.cli.main import app
-from ifcomp.cli.models import read_weights
-from ifcomp.cli.output import visible
+from ifcomp.cli.model import read_weights
+from ifcomp.cli.output import escape_control
 from ifcomp.data.factories import is_factory
 from ifcomp.data.opening import kind_of, open_source
 from ifcomp.data.source import SourceOptions
@@ -26,12 +26,12 @@ from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
 from ifcomp.tasks.mislabel import LabelAudit, audit_labels
 
-#: What a text may be taken for. Names of functions are recognised, but not called: that would run code by design.
+#: Parsers of command-line arguments. Factories are recognised but not called, because a call runs code by design.
 PARSERS: tuple[Callable[[str], object], ...] = (
-    options.damping,
+    lambda text: options.parse_damping(text, None),
     as_bytes,
-    lambda text: SourceOptions(mean=options.numbers("--mean", text), std=options.numbers("--std", text)),
-    lambda text: IFComp(model(), layers=options.layers(text)).coverage,
+    lambda text: SourceOptions(mean=options.parse_numbers("--mean", text), std=options.parse_numbers("--std", text)),
+    lambda text: IFComp(model(), layers=options.parse_layers(text)).coverage,
     lambda text: is_factory(text) or kind_of(text),
     lambda text: is_factory(text) or open_source(text),
     lambda text: open_source(f"npz:{text}"),
@@ -39,17 +39,17 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: open_source(f"folder:none/{text}"),
     read_weights,
     lambda text: IFComp.load(text, model()),
-    lambda text: options.DataChoice(label_column=text, feature_columns=text, mean=text, std=text).parsed(),
-    lambda text: visible(text).encode("utf-8"),
+    lambda text: options.DataOptions(label_column=text, feature_columns=text, mean=text, std=text).parse(),
+    lambda text: escape_control(text).encode("utf-8"),
 )
 
 
 def words(data: bytes, folder: Path) -> None:
-    """Everything that the command line parses: the first byte says what the rest is taken for."""
+    """Parse a text. The first byte selects the parser."""
     PARSERS[(data[0] if data else 0) % len(PARSERS)](data[1:].decode("utf-8", "surrogateescape"))
 
 
-#: Commands that end soon where there is no model, and options of any of them.
+#: Commands that fail early without a model, and options of all commands.
 COMMANDS = (
     "fit",
     "score",
@@ -83,13 +83,13 @@ PREFIXES = ("", "", "npz:", "parquet:", "folder:", "relative:", "digits", "net:b
 
 
 def command(data: bytes, folder: Path) -> None:
-    """A command line: it ends with a message and exit code 2, whatever is typed; no function of it is called."""
+    """Run a random command line without calling factories. The exit code is 0 or 2."""
     draw = Draw(data)
     arguments = [draw.choice(COMMANDS)]
     for _ in range(draw.number(0, 6)):
         option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
         arguments += [part for part in (option, text) if part]
-    with patch("ifcomp.cli.models.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
+    with patch("ifcomp.cli.model.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
         result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception
@@ -101,19 +101,19 @@ def _refuse(spec: str, *_: object) -> NoReturn:
 
 
 class _Elements(HTMLParser):
-    """Tags with the names of their attributes, in order."""
+    """Tags of a page with the names of their attributes, in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, list[str]]] = []
+        self.elements: list[tuple[str, list[str]]] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, [name for name, _ in attrs]))
+        self.elements.append((tag, [name for name, _ in attrs]))
 
 
 def report(data: bytes, folder: Path) -> None:
-    """A page with hostile names keeps the elements of one with harmless names."""
+    """Build a report with hostile names. It has the same elements as a report with harmless names."""
     draw = Draw(data)
     assert _page(tuple(draw.text() for _ in range(6)), folder) == _harmless(folder)
 
@@ -132,7 +132,7 @@ def _page(names: tuple[str, ...], folder: Path) -> list[tuple[str, list[str]]]:
         class_names=[names[4], names[5], names[1]],
         provenance={f"k{names[3]}": names[2]},
     )
-    return _Elements(path.read_text(encoding="utf-8")).found
+    return _Elements(path.read_text(encoding="utf-8")).elements
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Hindsight probabilities that stay below 1, by the proximal objective or capped: oracles, limits, bounds, uses."""
+"""Bounded and capped complexity against the proximal objective, root finders and their limits."""
 
 import math
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ifcomp import IFComp
 from ifcomp.complexity import (
-    TYPICAL_COMPLEXITY,
+    BOUNDED_ADDED_PROBABILITY,
     bounded_complexity,
     capped_complexity,
     expected_influence,
@@ -38,13 +38,13 @@ def proximal_optimum(logits: np.ndarray, kernel: np.ndarray, label: int, weight:
         moved = logits + move
         return float(weight * (np.logaddexp.reduce(moved) - moved[label]) + move @ inverse @ move / 2)
 
-    found = minimize(objective, np.zeros(len(logits)), method="BFGS", options={"gtol": 1e-9})
-    moved = logits + found.x
+    optimum = minimize(objective, np.zeros(len(logits)), method="BFGS", options={"gtol": 1e-9})
+    moved = logits + optimum.x
     return float(np.exp(moved[label] - np.logaddexp.reduce(moved)))
 
 
 def hindsight(logits: np.ndarray, kernel: np.ndarray, label: int, weight: float) -> float:
-    """The library's probability of a label in hindsight."""
+    """Hindsight probability of a label by the library."""
     probability = np.exp(logits - np.logaddexp.reduce(logits))
     others = np.logaddexp.reduce(np.delete(logits, label))
     log_odds = torch.tensor(logits[label] - others, dtype=torch.float64)
@@ -54,7 +54,7 @@ def hindsight(logits: np.ndarray, kernel: np.ndarray, label: int, weight: float)
 
 @pytest.mark.parametrize("weight", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("margin", [-3.0, 0.2, 6.0])
-def test_two_labels_have_the_optimum_of_the_proximal_objective(margin: float, weight: float) -> None:
+def test_two_labels_equal_the_optimum_of_the_proximal_objective(margin: float, weight: float) -> None:
     logits, kernel = np.array([margin, 0.0]), np.array([[1.3, 0.4], [0.4, 0.7]])
     for label in (0, 1):
         expected = proximal_optimum(logits, kernel, label, weight)
@@ -62,18 +62,15 @@ def test_two_labels_have_the_optimum_of_the_proximal_objective(margin: float, we
 
 
 @pytest.mark.parametrize("weight", [0.1, 3.0])
-def test_more_labels_have_it_too_where_the_others_keep_their_proportions(weight: float) -> None:
+def test_more_labels_equal_the_optimum_if_the_others_keep_their_proportions(weight: float) -> None:
     logits, kernel = np.array([-1.0, 0.7, 0.7, 0.7]), 2 * np.eye(4)
     assert hindsight(logits, kernel, 0, weight) == pytest.approx(proximal_optimum(logits, kernel, 0, weight), rel=1e-5)
 
 
-numbers = st.floats(-300, 300)
-
-
-@given(numbers, st.floats(0, 1e8), st.floats(1e-8, 1e3))
-def test_the_equation_is_solved(log_odds: float, influence: float, weight: float) -> None:
-    given_odds, given_influence = (torch.tensor(value, dtype=torch.float64) for value in (log_odds, influence))
-    found = float(hindsight_log_odds(given_odds, given_influence, weight))
+@given(st.floats(-300, 300), st.floats(0, 1e8), st.floats(1e-8, 1e3))
+def test_hindsight_log_odds_solve_their_equation(log_odds: float, influence: float, weight: float) -> None:
+    odds_tensor, influence_tensor = (torch.tensor(value, dtype=torch.float64) for value in (log_odds, influence))
+    actual = float(hindsight_log_odds(odds_tensor, influence_tensor, weight))
     rest = 1 / (1 + math.exp(log_odds))
     pull = weight * influence / rest**2
 
@@ -81,24 +78,24 @@ def test_the_equation_is_solved(log_odds: float, influence: float, weight: float
         return value - log_odds - pull / (1 + math.exp(min(value, 700)))
 
     top = max(log_odds, 0) + math.log1p(pull) + 1
-    assert found == pytest.approx(brentq(excess, log_odds - 1, top, xtol=1e-13), rel=1e-9, abs=1e-9)
+    assert actual == pytest.approx(brentq(excess, log_odds - 1, top, xtol=1e-13), rel=1e-9, abs=1e-9)
 
 
-def drawn(size: int = 50, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and influences, [B, K]."""
+def random_scores(size: int = 50, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Random log-probabilities and influences, [B, K]."""
     generator = torch.Generator().manual_seed(0)
     logits = scale * torch.randn((size, classes), generator=generator, dtype=torch.float64)
     return logits.log_softmax(1), 100 * torch.rand((size, classes), generator=generator, dtype=torch.float64)
 
 
 def by_hand(log_probability: Tensor, influence: Tensor, weight: float) -> np.ndarray:
-    """Complexity [B] with a root finder, label by label."""
+    """Complexity [B] from a root finder, label by label."""
     rows = []
-    for logs, own in zip(log_probability.tolist(), influence.tolist(), strict=True):
+    for logs, influences_of_row in zip(log_probability.tolist(), influence.tolist(), strict=True):
         total = 0.0
-        for label, (log, one) in enumerate(zip(logs, own, strict=True)):
-            rest = sum(math.exp(other) for place, other in enumerate(logs) if place != label)
-            pull, odds = weight * one / rest**2, log - math.log(rest)
+        for label, (log, label_influence) in enumerate(zip(logs, influences_of_row, strict=True)):
+            rest = sum(math.exp(other) for index, other in enumerate(logs) if index != label)
+            pull, odds = weight * label_influence / rest**2, log - math.log(rest)
 
             def excess(value: float, pull: float = pull, odds: float = odds) -> float:
                 return value - odds - pull / (1 + math.exp(min(value, 700)))
@@ -108,53 +105,58 @@ def by_hand(log_probability: Tensor, influence: Tensor, weight: float) -> np.nda
     return np.array(rows)
 
 
-@pytest.mark.parametrize("typical", [0.001, 0.1, 10.0])
-def test_by_hand(typical: float) -> None:
-    given_both = drawn()
-    expected = by_hand(*given_both, TYPICAL_COMPLEXITY / typical)
-    np.testing.assert_allclose(bounded_complexity(*given_both, typical), expected, rtol=1e-8)
+@pytest.mark.parametrize("mean_influence", [0.001, 0.1, 10.0])
+def test_by_hand(mean_influence: float) -> None:
+    scores = random_scores()
+    expected = by_hand(*scores, BOUNDED_ADDED_PROBABILITY / mean_influence)
+    np.testing.assert_allclose(bounded_complexity(*scores, mean_influence), expected, rtol=1e-8)
 
 
-def test_it_lies_between_nothing_and_the_number_of_labels() -> None:
-    log_probability, influence = drawn()
-    for typical in (1e-4, 0.1, 10.0):
-        weight = TYPICAL_COMPLEXITY / typical
-        found = bounded_complexity(log_probability, influence, typical)
+def test_added_probability_sets_alpha() -> None:
+    scores = random_scores()
+    np.testing.assert_allclose(bounded_complexity(*scores, 0.5, 0.02), by_hand(*scores, 0.04), rtol=1e-8)
+
+
+def test_bounded_complexity_lies_between_0_and_log_k() -> None:
+    log_probability, influence = random_scores()
+    for mean_influence in (1e-4, 0.1, 10.0):
+        weight = BOUNDED_ADDED_PROBABILITY / mean_influence
+        actual = bounded_complexity(log_probability, influence, mean_influence)
         above = (log_probability + weight * influence).clamp_max(0).logsumexp(1)
-        assert (found > 0).all()
-        assert (found <= above + 1e-12).all()
+        assert (actual > 0).all()
+        assert (actual <= above + 1e-12).all()
         assert (above <= math.log(5) + 1e-12).all()
-        assert (bounded_complexity(log_probability, 2 * influence, typical) > found).all()
+        assert (bounded_complexity(log_probability, 2 * influence, mean_influence) > actual).all()
 
 
 def test_limits_of_alpha() -> None:
-    log_probability, influence = drawn()
-    expected = TYPICAL_COMPLEXITY / 1e7 * expected_influence(log_probability.exp(), influence)
+    log_probability, influence = random_scores()
+    expected = BOUNDED_ADDED_PROBABILITY / 1e7 * expected_influence(log_probability.exp(), influence)
     torch.testing.assert_close(bounded_complexity(log_probability, influence, 1e7), expected, rtol=1e-4, atol=0)
-    linear = hindsight_probabilities(log_probability.exp(), influence, 1, TYPICAL_COMPLEXITY / 1e7).sum(1).log()
+    linear = hindsight_probabilities(log_probability.exp(), influence, 1, BOUNDED_ADDED_PROBABILITY / 1e7).sum(1).log()
     torch.testing.assert_close(bounded_complexity(log_probability, influence, 1e7), linear, rtol=1e-4, atol=1e-12)
-    everything = torch.full((50,), math.log(5), dtype=torch.float64)
-    torch.testing.assert_close(bounded_complexity(log_probability, influence, 1e-12), everything, rtol=1e-6, atol=0)
-    nothing = bounded_complexity(log_probability, torch.zeros_like(influence), 1.0)
-    torch.testing.assert_close(nothing, torch.zeros(50, dtype=torch.float64), rtol=0, atol=1e-15)
+    maximum = torch.full((50,), math.log(5), dtype=torch.float64)
+    torch.testing.assert_close(bounded_complexity(log_probability, influence, 1e-12), maximum, rtol=1e-6, atol=0)
+    uninfluenced = bounded_complexity(log_probability, torch.zeros_like(influence), 1.0)
+    torch.testing.assert_close(uninfluenced, torch.zeros(50, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
-def test_labels_that_the_model_rules_out_do_not_vanish() -> None:
-    """Far away the probability of the other label is nothing; with enough influence it could be learnt all the same."""
+def test_labels_of_vanishing_probability_count_if_their_influence_is_large() -> None:
+    """The probability of the second label underflows in the second row."""
     log_probability = torch.tensor([[40.0, 0.0], [3000.0, 0.0]], dtype=torch.float64).log_softmax(1)
     residual = -torch.expm1(log_probability)
     small, large = (bounded_complexity(log_probability, size * residual.square(), 1.0) for size in (1.0, 1e9))
-    expected = TYPICAL_COMPLEXITY * math.exp(-40)  # E[IF] of the first: p (1-p)^2 + (1-p) p^2, nearly 1 - p
+    expected = BOUNDED_ADDED_PROBABILITY * math.exp(-40)  # E[IF] of the first: p (1-p)^2 + (1-p) p^2, nearly 1 - p
     assert float(small[0]) == pytest.approx(expected, rel=1e-2)
     assert float(small[1]) == 0
     assert (large > 0.99 * math.log(2)).all()
     assert large.isfinite().all()
 
 
-def test_rounding_below_zero_does_no_harm() -> None:
-    log_probability, influence = drawn(scale=30.0)
-    found = bounded_complexity(log_probability, influence - 100.0001, 1.0)
-    torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-15)
+def test_negative_influence_counts_as_zero() -> None:
+    log_probability, influence = random_scores(scale=30.0)
+    actual = bounded_complexity(log_probability, influence - 100.0001, 1.0)
+    torch.testing.assert_close(actual, torch.zeros_like(actual), rtol=0, atol=1e-15)
 
 
 def fitted() -> tuple[IFComp, Tensor]:
@@ -170,7 +172,7 @@ def fitted() -> tuple[IFComp, Tensor]:
     return IFComp(model, fisher="exact", damping=OOD_DAMPING).fit([x]), torch.randn(200, 6)
 
 
-def test_wrongly_scaled_rows_are_strange_though_the_model_is_sure_of_them() -> None:
+def test_confident_predictions_of_badly_scaled_rows_are_detected() -> None:
     ifc, x = fitted()
     bounded, parametric = (
         ood_metrics(score(x), score(30 * x)).auroc for score in (ifc.bounded_complexity, ifc.parametric_complexity)
@@ -179,11 +181,11 @@ def test_wrongly_scaled_rows_are_strange_though_the_model_is_sure_of_them() -> N
     assert bounded > 0.9
 
 
-def test_the_predictor_gives_the_formula() -> None:
+def test_predictor_gives_bounded_complexity() -> None:
     ifc, x = fitted()
     log_probability = (ifc.beta * ifc.model(x).double()).log_softmax(1).detach()
     assert ifc.factors is not None
-    weight = TYPICAL_COMPLEXITY / ifc.factors.effective_parameters(OOD_DAMPING)
+    weight = BOUNDED_ADDED_PROBABILITY / ifc.factors.effective_parameters(OOD_DAMPING)
     expected = by_hand(log_probability, ifc.influence(x), weight)
     table = ifc.score(list(x.split(64)))
     np.testing.assert_allclose(ifc.bounded_complexity(x), expected, rtol=1e-5, atol=1e-12)
@@ -192,7 +194,7 @@ def test_the_predictor_gives_the_formula() -> None:
     assert not np.allclose(other, expected)
 
 
-def test_probes_do_not_give_it() -> None:
+def test_probes_do_not_give_bounded_complexity() -> None:
     ifc, x = fitted()
     with pytest.raises(DataError, match="Score without probes"):
         ifc.score([x], probes=1).column("bounded_complexity")
@@ -202,24 +204,24 @@ def test_capped_by_hand() -> None:
     p, influence = torch.tensor([[0.7, 0.2, 0.1]]).double(), torch.tensor([[2.0, 30.0, 50.0]]).double()
     # 0.7 (1 + 0.4) = 0.98; 0.2 (1 + 6) = 1.4, capped; 0.1 (1 + 10) = 1.1, capped
     assert float(capped_complexity(p, influence, 10, 2.0)) == pytest.approx(math.log(2.98), rel=1e-6)
-    # 0.7 (1 + 0.02) + 0.2 (1 + 0.3) + 0.1 (1 + 0.5): none
+    # 0.7 (1 + 0.02) + 0.2 (1 + 0.3) + 0.1 (1 + 0.5): none is capped
     assert float(capped_complexity(p, influence, 10, 0.1)) == pytest.approx(math.log(0.714 + 0.26 + 0.15), rel=1e-6)
 
 
 def test_limits_and_order_of_capped() -> None:
-    log_probability, influence = drawn()
+    log_probability, influence = random_scores()
     p = log_probability.exp()
     expected = expected_influence(p, influence)
     torch.testing.assert_close(capped_complexity(p, influence, 10, 1e-9), expected * 1e-10, rtol=1e-6, atol=0)
-    everything = torch.full((50,), math.log(5), dtype=torch.float64)
-    torch.testing.assert_close(capped_complexity(p, influence, 10, 1e15), everything, rtol=1e-9, atol=0)
+    maximum = torch.full((50,), math.log(5), dtype=torch.float64)
+    torch.testing.assert_close(capped_complexity(p, influence, 10, 1e15), maximum, rtol=1e-9, atol=0)
     before = torch.zeros(50, dtype=torch.float64)
     for alpha in (0.01, 0.1, 1.0, 10.0):
-        found, uncapped = capped_complexity(p, influence, 10, alpha), parametric_complexity(expected, 10, alpha)
-        assert (found <= uncapped + 1e-12).all()
-        assert (found >= before).all()
-        before = found
-    assert (found < uncapped - 0.1).any()
+        actual, uncapped = capped_complexity(p, influence, 10, alpha), parametric_complexity(expected, 10, alpha)
+        assert (actual <= uncapped + 1e-12).all()
+        assert (actual >= before).all()
+        before = actual
+    assert (actual < uncapped - 0.1).any()
 
 
 def test_capped_from_the_predictor() -> None:
@@ -235,9 +237,9 @@ def test_capped_from_the_predictor() -> None:
     assert table.settings["capped"] is True
 
 
-@pytest.mark.parametrize("others", [{"probes": 1}, {"linearized": True}])
-def test_capped_needs_every_label(others: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{"probes": 1}, {"linearized": True}])
+def test_capped_needs_every_label(options: dict[str, int]) -> None:
     ifc, x = fitted()
-    for call in (ifc.parametric_complexity, lambda given, **how: ifc.score([given], **how)):
+    for call in (ifc.parametric_complexity, lambda inputs, **options: ifc.score([inputs], **options)):
         with pytest.raises(SettingError, match="capped=True needs every label"):
-            call(x, capped=True, **others)
+            call(x, capped=True, **options)

@@ -1,4 +1,4 @@
-"""Training examples that support or contradict a label: against dense gradients, and against leaving them out."""
+"""Effects of training examples on a label, against dense gradients and against leave-one-out training."""
 
 import numpy as np
 import pytest
@@ -27,16 +27,16 @@ def dense_effects(ifc: IFComp, case: Case, queries: object, train: object, y: Te
     """``g_q^T (G + delta)^-1 g_i / n`` from explicit gradients and explicit inverses, [Q, N]."""
     total = torch.zeros(len(y), len(labels), dtype=torch.float64)
     sides = []
-    for inputs, own in ((queries, y), (train, labels)):
+    for inputs, targets in ((queries, y), (train, labels)):
         p = label_probabilities(example_logits(ifc.model, inputs), ifc.beta)
-        sides.append((example_jacobians(ifc.model, inputs), p, own))
+        sides.append((example_jacobians(ifc.model, inputs), p, targets))
     for block in oracle_blocks(case):
         library = library_block(ifc, block)
         moments = ifc.factors.blocks[library.name].second_moments.double()
         rows = []
-        for jacobians, p, own in sides:
+        for jacobians, p, targets in sides:
             gradients = label_gradients(block_jacobian(jacobians, block), p).flatten(2)
-            rows.append(gradients[torch.arange(len(own)), own])
+            rows.append(gradients[torch.arange(len(targets)), targets])
         inverse = ekfac_inverse(moments, 1e-3, **basis_arguments(ifc, library))
         total += rows[0] @ inverse @ rows[1].T
     return total / ifc.factors.count
@@ -50,17 +50,17 @@ def test_effects_equal_dense_gradients(case: Case) -> None:
     labels, y = torch.arange(TRAIN) % case.num_classes, torch.arange(QUERIES) % case.num_classes
     expected = dense_effects(ifc, case, queries, train, y, labels)
     frame = ifc.explain(queries, y, [labelled(train, labels)], k=TRAIN).frame
-    found = torch.full_like(expected, torch.nan)
-    found[frame["query"].to_list(), frame["index"].to_list()] = torch.tensor(
+    actual = torch.full_like(expected, torch.nan)
+    actual[frame["query"].to_list(), frame["index"].to_list()] = torch.tensor(
         frame["effect"].to_list(), dtype=torch.float64
     )
-    assert_close(found, expected, rtol=1e-8, atol=1e-12 * float(expected.abs().max()))
+    assert_close(actual, expected, rtol=1e-8, atol=1e-12 * float(expected.abs().max()))
     assert (frame["label"].to_numpy() == labels.numpy()[frame["index"]]).all()
     assert ((frame["effect"] > 0) == (frame["role"] == "supports")).all()
 
 
 def regression() -> tuple[np.ndarray, np.ndarray, float]:
-    """Inputs, labels drawn from a linear model, and a small ridge."""
+    """Return inputs, labels sampled from a linear model, and a small ridge."""
     generator = np.random.default_rng(0)
     x, ridge = generator.normal(size=(60, 3)), 1e-2
     y = np.argmax(x @ generator.normal(size=(3, 3)) + generator.gumbel(size=(60, 3)), 1)
@@ -81,7 +81,7 @@ def solve(x: np.ndarray, y: np.ndarray, ridge: float, count: int) -> np.ndarray:
     return minimize(objective, np.zeros(9), jac=True, method="BFGS", options={"gtol": 1e-11}).x.reshape(3, 3)
 
 
-def test_effects_predict_what_leaving_an_example_out_does() -> None:
+def test_effects_predict_leave_one_out_training() -> None:
     x, y, ridge = regression()
     weights = solve(x, y, ridge, len(x))
     model = nn.Linear(3, 3, bias=False).double()
@@ -99,20 +99,22 @@ def test_effects_predict_what_leaving_an_example_out_does() -> None:
         - codelength(weights, row.query)
         for row in frame.rename(columns={"index": "index_"}).itertuples()
     ]
-    assert np.corrcoef(true, frame["effect"])[0, 1] > 0.9  # the Kronecker eigenbasis is not quite that of the Fisher
+    assert (
+        np.corrcoef(true, frame["effect"])[0, 1] > 0.9
+    )  # the Kronecker eigenbasis only approximates that of the Fisher
     strong = frame["effect"].abs() > 0.1 * frame["effect"].abs().max()
     assert strong.sum() > 50
     assert (np.sign(true) == np.sign(frame["effect"]))[strong].mean() > 0.95
 
 
-def some() -> tuple[IFComp, Tensor, Tensor]:
+def fitted_on_random_data() -> tuple[IFComp, Tensor, Tensor]:
     torch.manual_seed(0)
     x, y = torch.randn(40, 4), torch.arange(40) % 3
     return IFComp(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))).fit([(x, y)]), x, y
 
 
 def test_a_query_is_left_out_by_its_position() -> None:
-    ifc, x, y = some()
+    ifc, x, y = fitted_on_random_data()
     with_itself = ifc.explain(x[5:7], y[5:7], [(x, y)], k=40).frame
     itself = with_itself[(with_itself["index"] - with_itself["query"]) == 5]
     assert list(itself["role"]) == ["supports", "supports"]
@@ -121,8 +123,8 @@ def test_a_query_is_left_out_by_its_position() -> None:
     assert len(without.frame) == 2 * 39
 
 
-def test_batches_and_groups_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ifc, x, y = some()
+def test_batches_and_groups_of_queries_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    ifc, x, y = fitted_on_random_data()
     whole = ifc.explain(x[:5], y[:5], [(x, y)], k=4).frame
     monkeypatch.setattr("ifcomp.explanation.QUERY_BYTES", 500)
     parts = ifc.explain(x[:5], y[:5], [(x[i : i + 7], y[i : i + 7]) for i in range(0, 40, 7)], k=4).frame
@@ -131,7 +133,7 @@ def test_batches_and_groups_of_queries_change_nothing(monkeypatch: pytest.Monkey
 
 
 def test_strongest_come_first_and_every_column_is_described() -> None:
-    ifc, x, y = some()
+    ifc, x, y = fitted_on_random_data()
     explanation = ifc.explain(x[:2], y[:2], [(x, y)], k=3)
     for _, rows in explanation.frame.groupby(["query", "role"]):
         assert list(rows["rank"]) == [1, 2, 3]
@@ -141,7 +143,7 @@ def test_strongest_come_first_and_every_column_is_described() -> None:
 
 
 def test_bad_requests_are_refused() -> None:
-    ifc, x, y = some()
+    ifc, x, y = fitted_on_random_data()
     with pytest.raises(SettingError, match="at least 1"):
         ifc.explain(x, y, [(x, y)], k=0)
     with pytest.raises(DataError, match="1 positions for 2 queries"):

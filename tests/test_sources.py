@@ -49,7 +49,7 @@ def options(**given: Any) -> SourceOptions:
 
 
 def test_digits_are_those_of_the_demo() -> None:
-    from ifcomp.cli.demo_data import load_data
+    from ifcomp.cli.demo_study import load_data
 
     source = open_source("digits")
     x, y = together(source)

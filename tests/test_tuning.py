@@ -1,4 +1,4 @@
-"""Tuning on digits against predictors that are fitted and measured one by one."""
+"""Selection of beta and alpha on digits, against predictors fitted one by one."""
 
 import itertools
 from functools import cache
@@ -18,7 +18,7 @@ from tasks.digits import images_and_labels, train_network
 
 TRAINING, VALIDATION, SHIFTED = slice(0, 600), slice(600, 1000), slice(1000, 1300)
 BETAS = (0.5, 1.0)
-SOME_ALPHAS = (0.0, 1e-3, 0.1, 10.0)
+ALPHA_GRID = (0.0, 1e-3, 0.1, 10.0)
 
 
 def loader(part: slice, size: int = 128, noise: float = 0.0) -> list[tuple[Tensor, Tensor]]:
@@ -27,14 +27,14 @@ def loader(part: slice, size: int = 128, noise: float = 0.0) -> list[tuple[Tenso
     return list(zip(inputs.split(size), labels[part].split(size), strict=True))
 
 
-def strangers(part: slice) -> list[tuple[Tensor, Tensor]]:
+def inverted_digits(part: slice) -> list[tuple[Tensor, Tensor]]:
     """Inverted digits, with labels that the model does not know."""
     return [(1 - images, labels + 1000) for images, labels in loader(part)]
 
 
 @cache
 def network() -> nn.Module:
-    """Overconfident: trained for long on few digits."""
+    """Overconfident network: many epochs on few digits."""
     images, labels = images_and_labels()
     return train_network(images[TRAINING], labels[TRAINING], epochs=60)
 
@@ -46,7 +46,7 @@ def tuned(objective: str = "nll", keep_argmax: bool = False, shifted: bool = Tru
         loader(TRAINING),
         loader(VALIDATION),
         betas=BETAS,
-        alphas=SOME_ALPHAS,
+        alphas=ALPHA_GRID,
         objective=objective,
         keep_argmax=keep_argmax,
         shifted=loader(SHIFTED, noise=0.4) if shifted else None,
@@ -64,17 +64,17 @@ def softmax_of_network() -> Tensor:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_every_row_is_what_a_predictor_of_its_own_gives(beta: float) -> None:
+def test_every_row_equals_a_separate_predictor(beta: float) -> None:
     images, labels = held_out()
     ifc = IFComp(network(), beta, fisher="exact", damping=Relative(0.1)).fit(loader(TRAINING))
     frame = tuned().frame
-    for alpha, keep_argmax in itertools.product(SOME_ALPHAS, (False, True)):
+    for alpha, keep_argmax in itertools.product(ALPHA_GRID, (False, True)):
         p = ifc.predict_proba(images, alpha, keep_argmax=keep_argmax)
         row = frame[(frame["beta"] == beta) & (frame["alpha"] == alpha) & (frame["keep_argmax"] == keep_argmax)]
         assert len(row) == 1
         assert row["nll"].item() == pytest.approx(log_loss(labels, p, labels=range(10)), rel=1e-6)
         assert row["accuracy"].item() == accuracy_score(labels, p.argmax(1))
-    assert len(frame) == len(BETAS) * len(SOME_ALPHAS) * 2
+    assert len(frame) == len(BETAS) * len(ALPHA_GRID) * 2
 
 
 def test_the_first_row_is_the_model_itself() -> None:
@@ -84,44 +84,44 @@ def test_the_first_row_is_the_model_itself() -> None:
     assert tuned().base_accuracy == accuracy_score(labels, softmax_of_network().argmax(1))
 
 
-def test_the_smallest_likelihood_is_chosen_and_beats_the_model() -> None:
-    found = tuned()
-    plain = found.frame[~found.frame["keep_argmax"]]
-    assert found.nll == plain["nll"].min()
-    assert found.nll < found.base_nll - 0.01
-    assert (found.predictor.beta, found.predictor.damping) == (found.beta, Relative(0.1))
+def test_smallest_nll_is_chosen_and_beats_the_model() -> None:
+    result = tuned()
+    plain = result.frame[~result.frame["keep_argmax"]]
+    assert result.nll == plain["nll"].min()
+    assert result.nll < result.base_nll - 0.01
+    assert (result.predictor.beta, result.predictor.damping) == (result.beta, Relative(0.1))
     images, labels = held_out()
-    assert log_loss(labels, found.predict_proba(images), labels=range(10)) == pytest.approx(found.nll, rel=1e-6)
+    assert log_loss(labels, result.predict_proba(images), labels=range(10)) == pytest.approx(result.nll, rel=1e-6)
 
 
-def test_the_model_itself_is_kept_where_nothing_is_better() -> None:
-    """The only other beta is absurd, and so is the only alpha."""
-    found = tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.001], alphas=[1e9])
-    assert (found.beta, found.alpha, found.chosen) == (1.0, 0.0, 0)
-    assert found.nll == found.base_nll
-    assert found.predictor.beta == 1
+def test_the_model_itself_is_chosen_if_nothing_is_better() -> None:
+    """The only other beta and alpha are absurd."""
+    result = tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.001], alphas=[1e9])
+    assert (result.beta, result.alpha, result.chosen) == (1.0, 0.0, 0)
+    assert result.nll == result.base_nll
+    assert result.predictor.beta == 1
 
 
-def test_calibration_error_is_only_taken_with_accuracy_held() -> None:
-    found = tuned("ece")
-    frame = found.frame
+def test_ece_is_minimised_only_among_settings_that_keep_accuracy() -> None:
+    result = tuned("ece")
+    frame = result.frame
     plain = frame[~frame["keep_argmax"]]
-    assert not plain["allowed"].all()  # some settings do cost accuracy here
-    assert (frame["allowed"] == (~frame["keep_argmax"] & (frame["accuracy"] >= found.base_accuracy))).all()
-    assert frame["ece"][found.chosen] == plain.loc[plain["allowed"], "ece"].min()
-    assert found.base_ece == frame["ece"][0]
+    assert not plain["allowed"].all()  # some settings cost accuracy here
+    assert (frame["allowed"] == (~frame["keep_argmax"] & (frame["accuracy"] >= result.base_accuracy))).all()
+    assert frame["ece"][result.chosen] == plain.loc[plain["allowed"], "ece"].min()
+    assert result.base_ece == frame["ece"][0]
 
 
 def test_the_predicted_class_can_be_kept() -> None:
-    found = tuned(keep_argmax=True)
-    kept = found.frame[found.frame["keep_argmax"]]
-    assert (kept["accuracy"] == found.base_accuracy).all()
-    assert found.nll == kept["nll"].min()
-    assert found.keep_argmax
-    assert (found.predict_proba(held_out()[0]).argmax(1) == softmax_of_network().argmax(1)).all()
+    result = tuned(keep_argmax=True)
+    kept = result.frame[result.frame["keep_argmax"]]
+    assert (kept["accuracy"] == result.base_accuracy).all()
+    assert result.nll == kept["nll"].min()
+    assert result.keep_argmax
+    assert (result.predict_proba(held_out()[0]).argmax(1) == softmax_of_network().argmax(1)).all()
 
 
-def test_shifted_data_is_added() -> None:
+def test_shifted_data_is_pooled_with_validation_data() -> None:
     _, labels = held_out()
     count = VALIDATION.stop - VALIDATION.start
     expected = log_loss(labels[:count], softmax_of_network()[:count], labels=range(10))
@@ -130,18 +130,20 @@ def test_shifted_data_is_added() -> None:
 
 
 def test_batches_do_not_matter() -> None:
-    how: dict[str, Any] = {"betas": BETAS, "alphas": SOME_ALPHAS}
-    other = tune(network(), loader(TRAINING, 77), [*loader(VALIDATION, 33), torch.zeros(0, 64)], **how)
+    settings: dict[str, Any] = {"betas": BETAS, "alphas": ALPHA_GRID}
+    other = tune(network(), loader(TRAINING, 77), [*loader(VALIDATION, 33), torch.zeros(0, 64)], **settings)
     pd.testing.assert_frame_equal(other.frame, tuned(shifted=False).frame, rtol=1e-4)
 
 
-def test_there_is_one_fit_for_the_grid_and_one_influence_pass_for_each_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_takes_one_fit_and_one_influence_pass_per_beta(monkeypatch: pytest.MonkeyPatch) -> None:
     fits, passes = [], []
     fit, influence = tuning.fit_together, IFComp.influence
     monkeypatch.setattr(
-        tuning, "fit_together", lambda many, *args, **how: fits.append(len(many)) or fit(many, *args, **how)
+        tuning,
+        "fit_together",
+        lambda predictors, *args, **options: fits.append(len(predictors)) or fit(predictors, *args, **options),
     )
-    monkeypatch.setattr(IFComp, "influence", lambda *args, **how: passes.append(1) or influence(*args, **how))
+    monkeypatch.setattr(IFComp, "influence", lambda *args, **options: passes.append(1) or influence(*args, **options))
     tune(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5, 0.7])
     assert fits == [3]  # 1 is added
     assert len(passes) == 3 * len(loader(VALIDATION))
@@ -149,18 +151,18 @@ def test_there_is_one_fit_for_the_grid_and_one_influence_pass_for_each_beta(monk
 
 def test_the_default_grid_is_around_the_fitted_temperature_and_wide() -> None:
     model = network().train()
-    found = fit_auto(model, loader(TRAINING), loader(SHIFTED, noise=0.4))
+    result = fit_auto(model, loader(TRAINING), loader(SHIFTED, noise=0.4))
     assert all(module.training for module in model.modules())
     model.eval()
-    betas = found.frame["beta"].unique()
-    assert 0.1 < found.inverse_temperature < 0.9  # the network is overconfident
-    np.testing.assert_allclose(betas, [1, *(m * found.inverse_temperature for m in BETA_MULTIPLES)], rtol=0.01)
-    assert found.frame["alpha"].unique().tolist() == list(ALPHAS)
+    betas = result.frame["beta"].unique()
+    assert 0.1 < result.inverse_temperature < 0.9  # the network is overconfident
+    np.testing.assert_allclose(betas, [1, *(m * result.inverse_temperature for m in BETA_MULTIPLES)], rtol=0.01)
+    assert result.frame["alpha"].unique().tolist() == list(ALPHAS)
     assert (ALPHAS[0], ALPHAS[1], ALPHAS[-1]) == (0, 1e-6, 100)
-    assert found.nll == found.frame.loc[~found.frame["keep_argmax"], "nll"].min()
+    assert result.nll == result.frame.loc[~result.frame["keep_argmax"], "nll"].min()
 
 
-def test_grids_are_fits_of_their_own() -> None:
+def test_fit_grid_equals_separate_fits() -> None:
     x = images_and_labels()[0][VALIDATION]
     for beta, ifc in zip(BETAS, fit_grid(network(), BETAS, loader(TRAINING), damping=0.01), strict=True):
         alone = IFComp(network(), beta, fisher="exact", damping=0.01).fit(loader(TRAINING))
@@ -169,33 +171,33 @@ def test_grids_are_fits_of_their_own() -> None:
 
 @cache
 def ood_choice() -> OODChoice:
-    return choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), strangers(VALIDATION), [0.01, 1.0])
+    return choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), inverted_digits(VALIDATION), [0.01, 1.0])
 
 
 def test_the_beta_with_the_largest_auroc_is_chosen() -> None:
-    found = ood_choice()
+    result = ood_choice()
     x = images_and_labels()[0][VALIDATION]
     expected = {}
     for beta in (0.01, 1.0):
         ifc = IFComp(network(), beta, fisher="exact", damping=Relative(1e-4)).fit(loader(TRAINING))
         scores = torch.cat([ifc.bounded_complexity(x), ifc.bounded_complexity(1 - x)])
         expected[beta] = roc_auc_score(np.arange(2 * len(x)) >= len(x), scores)
-    assert dict(zip(found.frame["beta"], found.frame["auroc"], strict=True)) == pytest.approx(expected, rel=1e-4)
-    assert found.beta == max(expected, key=lambda beta: expected[beta])
-    assert found.rule == "auroc"
-    assert (found.predictor.beta, found.predictor.damping) == (found.beta, Relative(1e-4))
-    assert found.frame["auroc"].max() > 0.9
+    assert dict(zip(result.frame["beta"], result.frame["auroc"], strict=True)) == pytest.approx(expected, rel=1e-4)
+    assert result.beta == max(expected, key=lambda beta: expected[beta])
+    assert result.rule == "auroc"
+    assert (result.predictor.beta, result.predictor.damping) == (result.beta, Relative(1e-4))
+    assert result.frame["auroc"].max() > 0.9
 
 
-def test_without_strangers_the_automatic_rule_chooses() -> None:
-    found = choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
+def test_without_ood_data_the_codelength_chooses() -> None:
+    result = choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
     rule = fit_auto(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
-    assert (found.beta, found.rule, found.predictor.damping) == (rule.beta, "codelength", 0.01)
-    pd.testing.assert_frame_equal(found.frame, rule.frame)
+    assert (result.beta, result.rule, result.predictor.damping) == (rule.beta, "codelength", 0.01)
+    pd.testing.assert_frame_equal(result.frame, rule.frame)
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("settings", "error", "message"),
     [
         ({"objective": "accuracy"}, SettingError, "objective"),
         ({"alphas": [-1.0]}, SettingError, "alphas"),
@@ -210,17 +212,17 @@ def test_without_strangers_the_automatic_rule_chooses() -> None:
         ({"shifted": (torch.zeros(2, 64), torch.zeros(2))}, DataError, "batches"),
     ],
 )
-def test_unusable_requests_are_refused_before_anything_is_fitted(
-    how: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+def test_unusable_requests_are_refused_before_the_fit(
+    settings: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(IFComp, "fit")
     with pytest.raises(error, match=message):
-        tune(**{"model": network(), "train": loader(TRAINING), "validation": loader(VALIDATION), **how})
+        tune(**{"model": network(), "train": loader(TRAINING), "validation": loader(VALIDATION), **settings})
 
 
-def test_strangers_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_ood_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(IFComp, "fit")
     with pytest.raises(DataError, match="iterator"):
         choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), iter([torch.zeros(1, 64)]))
     with pytest.raises(SettingError, match="at least one"):
-        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), strangers(VALIDATION), [])
+        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), inverted_digits(VALIDATION), [])

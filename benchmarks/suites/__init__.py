@@ -1,4 +1,4 @@
-"""All suites, in the order in which they run: one file each."""
+"""All suites in the order in which they run, one module per suite."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,6 @@ from benchmarks.suites import (
     acnml,
     classes,
     fit,
-    growth,
     influence,
     last,
     probes,
@@ -18,5 +17,5 @@ from benchmarks.suites import (
 
 SUITES: Mapping[str, Suite] = {
     module.SUITE.name: module.SUITE
-    for module in (influence, classes, probes, last, fit, self_influence, acnml, growth, table1, processes)
+    for module in (influence, classes, probes, last, fit, self_influence, acnml, table1, processes)
 }

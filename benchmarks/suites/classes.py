@@ -1,4 +1,4 @@
-"""Influence of every label where there are many."""
+"""Influence of every label with many classes."""
 
 from functools import partial
 
@@ -12,12 +12,12 @@ CLASSES = 100
 
 
 def measure(network: Network, setup: Setup) -> Measured:
-    """Forward pass and ours."""
+    """Time forward pass and influence of every label."""
     ifc, x = fitted(network, CLASSES, setup, setup.size(network.batch // 2))
     measured = Measured()
     measured.add(interleaved({FORWARD: lambda: forward(ifc.model, x)}, setup.rounds, turn=setup.turn), len(x))
-    both = {"ours": lambda: ifc.influence(x), FORWARD: lambda: forward(ifc.model, x)}
-    measured.add(interleaved(both, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
+    functions = {"ours": lambda: ifc.influence(x), FORWARD: lambda: forward(ifc.model, x)}
+    measured.add(interleaved(functions, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
     return measured
 
 

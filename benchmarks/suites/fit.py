@@ -1,4 +1,4 @@
-"""Fitting the curvature: in forward passes, and against kronfluence's EKFAC in time and memory."""
+"""Fit of the curvature: time in forward passes, and time and memory against kronfluence."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,9 +21,9 @@ NETWORKS = {"LeNet": LENET, "plain CNN": PLAIN}
 
 
 def measure_passes(network: Network, batches: tuple[int, int], setup: Setup) -> Measured:
-    """Fits over a smaller and a larger number of batches: their difference is what an example costs.
+    """Time fits over a smaller and a larger number of batches. The difference is the cost per example.
 
-    The rest, mostly eigendecompositions, does not grow with the data.
+    The rest, mostly eigendecompositions, does not depend on the number of examples.
     """
     model, x = network.model(CLASSES, setup), network.images(setup.size(network.batch))
     small, large = (1, 2) if setup.tiny else batches
@@ -33,8 +33,7 @@ def measure_passes(network: Network, batches: tuple[int, int], setup: Setup) -> 
         "large": lambda: IFComp(model, sua=True).fit([x] * large, progress=False),
     }
     measured, rounds = Measured(), setup.slow_rounds
-    quick = interleaved({FORWARD: functions[FORWARD]}, setup.rounds, turn=setup.turn)
-    measured.add(quick, len(x))
+    measured.add(interleaved({FORWARD: functions[FORWARD]}, setup.rounds, turn=setup.turn), len(x))
     timed = interleaved(functions, rounds, warm_up=False, turn=setup.turn)
     measured.add({FORWARD: timed[FORWARD]}, len(x))
     measured.add({"small": timed["small"]}, small * len(x))
@@ -43,19 +42,19 @@ def measure_passes(network: Network, batches: tuple[int, int], setup: Setup) -> 
 
 
 def per_example(measured: Measured) -> float:
-    """Milliseconds of both passes for one more example."""
+    """Return the time of both passes in milliseconds per example."""
     small, large = measured.times["small"], measured.times["large"]
     return 1e3 * (min(large.seconds) - min(small.seconds)) / (large.examples - small.examples)
 
 
 def fixed_seconds(measured: Measured) -> float:
-    """Seconds of a fit that do not depend on the number of examples."""
+    """Return the part of a fit that does not depend on the number of examples, in seconds."""
     small = measured.times["small"]
     return min(small.seconds) - 1e-3 * per_example(measured) * small.examples
 
 
 def measure_kronfluence(name: str, count: int, setup: Setup) -> Measured:
-    """Time of both in turns, and the memory of each in a process of its own."""
+    """Time both libraries in turns, and measure the peak memory of each in a separate process."""
     from benchmarks.kronfluence_side import Kronfluence
 
     network, count = NETWORKS[name], setup.size(count)
@@ -70,18 +69,18 @@ def measure_kronfluence(name: str, count: int, setup: Setup) -> Measured:
             "kronfluence": lambda: theirs.fit(data, batch),
         }
         measured.add(interleaved(functions, setup.slow_rounds, turn=setup.turn), count)
-    for which in functions:
-        used = in_child(memory_of_fit, which, name, count, setup.threads, setup.tiny)
-        measured.numbers[f"{which} bytes"] = used
+    for library in functions:
+        peak = in_child(memory_of_fit, library, name, count, setup.threads, setup.tiny)
+        measured.numbers[f"{library} bytes"] = peak
     return measured
 
 
-def memory_of_fit(which: str, name: str, count: int, threads: int, tiny: bool) -> int:
-    """Bytes above those of model and data, for a process of its own."""
+def memory_of_fit(library: str, name: str, count: int, threads: int, tiny: bool) -> int:
+    """Return the peak memory of a fit in bytes above model and data; runs in a separate process."""
     setup, network = Setup(threads, 1, tiny), NETWORKS[name]
     model, batch, data = network.model(CLASSES, setup), setup.size(PLAIN.batch), labelled(network, count)
     forward(model, data.tensors[0][:batch])
-    if which == "ours":
+    if library == "ours":
         batches = list(zip(*(part.split(batch) for part in data.tensors), strict=True))
         ifc = IFComp(model, sua=False)
         return peak_memory(lambda: ifc.fit(batches, progress=False))
@@ -93,28 +92,29 @@ def memory_of_fit(which: str, name: str, count: int, threads: int, tiny: bool) -
 
 
 def labelled(network: Network, count: int) -> TensorDataset:
-    """Random images with labels."""
+    """Return random images with labels."""
     return TensorDataset(network.images(count), torch.arange(count) % CLASSES)
 
 
 SUITE = Suite(
     "fit",
-    "fitting the curvature with the default Fisher. An example's cost is that of one more example; eigendecompositions "
-    "come once a fit. Kronfluence fits the same EKFAC of networks of Conv2d and Linear layers, without SUA.",
+    "fit of the curvature with the default Fisher. The cost per example is that of one additional example; "
+    "eigendecompositions are computed once per fit. Kronfluence fits the same EKFAC of networks of Conv2d and Linear "
+    "layers, without SUA.",
     minutes=7,
     sections=(
         Section(
             "Both passes, SUA",
             (
                 milliseconds("forward", FORWARD),
-                Column("an example, ms", per_example, ",.2f"),
+                Column("per example, ms", per_example, ",.2f"),
                 Column(
-                    "an example, units",
+                    "per example, units",
                     lambda measured: per_example(measured) / measured.milliseconds(FORWARD),
                     ",.2f",
                     Goal("≤", 8.0),
                 ),
-                Column("once a fit, seconds", fixed_seconds, ",.2f"),
+                Column("once per fit, seconds", fixed_seconds, ",.2f"),
             ),
             {
                 "ResNet-20": partial(measure_passes, RESNET20, (4, 12)),

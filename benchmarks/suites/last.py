@@ -1,4 +1,4 @@
-"""Influence through the last layer only."""
+"""Influence of the last layer only."""
 
 from functools import partial
 
@@ -11,12 +11,12 @@ from ifcomp import IFComp
 
 
 def measure(network: Network, setup: Setup) -> Measured:
-    """Forward pass and ours."""
+    """Time forward pass and influence."""
     x = network.images(setup.size(network.batch))
     ifc = IFComp(network.model(CLASSES, setup), layers="last", damping=DAMPING).fit([x], progress=False)
     measured = Measured()
-    both = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.influence(x)}
-    measured.add(interleaved(both, 2 * setup.rounds, turn=setup.turn), len(x))
+    functions = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.influence(x)}
+    measured.add(interleaved(functions, 2 * setup.rounds, turn=setup.turn), len(x))
     return measured
 
 
@@ -26,7 +26,7 @@ SUITE = Suite(
     minutes=1,
     sections=(
         Section(
-            f"All-label influence through the last layer, K = {CLASSES}",
+            f"All-label influence of the last layer, K = {CLASSES}",
             (
                 milliseconds("forward", FORWARD, ",.3f"),
                 milliseconds("ours", "ours", ",.3f"),

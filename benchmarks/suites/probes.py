@@ -1,4 +1,4 @@
-"""Expected influence from two random directions instead of all labels."""
+"""Expected influence from two probes instead of all labels."""
 
 from functools import partial
 
@@ -9,22 +9,22 @@ from benchmarks.suites.influence import fitted
 from benchmarks.timing import interleaved
 
 PROBES = 2
-#: Beyond so many classes all labels are not timed.
-_MOST = 100
+#: Largest number of classes for which all labels are timed.
+_MAX_CLASSES = 100
 
 
 def measure(network: Network, classes: int, setup: Setup) -> Measured:
-    """Forward pass, two probes, and all labels."""
+    """Time forward pass, two probes and all labels."""
     ifc, x = fitted(network, classes, setup, setup.size(network.batch))
     measured = Measured()
-    quick = {
+    functions = {
         FORWARD: lambda: forward(ifc.model, x),
         "probes": lambda: ifc.parametric_complexity(x, probes=PROBES),
     }
-    measured.add(interleaved(quick, setup.rounds, turn=setup.turn), len(x))
-    if classes <= _MOST:
-        all_of_them = quick | {"all labels": lambda: ifc.parametric_complexity(x)}
-        measured.add(interleaved(all_of_them, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
+    measured.add(interleaved(functions, setup.rounds, turn=setup.turn), len(x))
+    if classes <= _MAX_CLASSES:
+        functions |= {"all labels": lambda: ifc.parametric_complexity(x)}
+        measured.add(interleaved(functions, setup.slow_rounds, warm_up=False, turn=setup.turn), len(x))
     return measured
 
 
@@ -39,12 +39,12 @@ def _section(title: str, subjects: dict[str, tuple[Network, int]], compared: boo
             milliseconds("all labels", "all labels"),
             times_faster("all labels / two probes", "all labels", "probes", goal),
         ]
-    return Section(title, tuple(columns), {name: partial(measure, *own) for name, own in subjects.items()})
+    return Section(title, tuple(columns), {name: partial(measure, *arguments) for name, arguments in subjects.items()})
 
 
 SUITE = Suite(
     "probes",
-    "expected influence from two probes: an unbiased estimate, worth 1 + 2 · 2 units whatever K is.",
+    "expected influence from two probes: an unbiased estimate, worth 1 + 2 · 2 units for any K.",
     minutes=8,
     sections=(
         _section(

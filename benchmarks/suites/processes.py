@@ -1,4 +1,4 @@
-"""Two processes with one thread each, against one process with one thread."""
+"""Two processes with one thread each against one process with one thread."""
 
 from collections.abc import Callable
 from contextvars import Context
@@ -17,40 +17,38 @@ from ifcomp import IFComp, Relative
 from ifcomp.distributed import gather, ranks, sharing
 
 CLASSES = 10
-#: With it influence does not depend on the basis of directions of equal curvature, which rounding decides.
-FLAT = Relative(1e6)
+#: Damping at which the influence does not depend on the eigenbasis of degenerate eigenvalues.
+LARGE_DAMPING = Relative(1e6)
 
 
 def measure(setup: Setup) -> Measured:
-    """Fit and scoring with one process and with two, by turns."""
+    """Time fit and scoring with one and with two processes in turns."""
     fitted, scored = setup.size(2048), setup.size(256)
-    found = in_child(alone_and_shared, fitted, scored, setup.rounds, setup.tiny, processes=2)
-    measured = Measured(numbers={"difference": abs(found["mean, 2"] / found["mean, 1"] - 1)})
+    results = in_child(alone_and_shared, fitted, scored, setup.rounds, setup.tiny, processes=2)
+    measured = Measured(numbers={"difference": abs(results["mean, 2"] / results["mean, 1"] - 1)})
     for step, examples in (("fit", fitted), ("score", scored), ("forward", fitted)):
         for name in (f"{step}, 1", f"{step}, 2"):
-            measured.add({name: Timed(found[name], None)}, examples)
+            measured.add({name: Timed(results[name], None)}, examples)
     return measured
 
 
 def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[str, Any]:
-    """Seconds of fits, scorings and plain forward passes, each by the first process while the others wait and then by
-    all; and the mean of what scoring gives.
-    """
+    """Return the seconds of fit, scoring and forward passes by one process and by all, and the mean scores of both."""
     model, x = RESNET20.model(CLASSES, Setup(1, rounds, tiny)), RESNET20.images(fitted)
-    batches, some = (list(own.split(2 * RESNET20.batch)) for own in (x, x[:scored]))
-    alone, shared = (_Work(IFComp(model, sua=True), batches, some) for _ in range(2))
+    fit_batches, score_batches = (list(part.split(2 * RESNET20.batch)) for part in (x, x[:scored]))
+    alone, shared = (_Work(IFComp(model, sua=True), fit_batches, score_batches) for _ in range(2))
     with sharing():
-        IFComp(model, sua=True).fit(batches[:1], progress=False)
-        took = interleaved(_by_turns(alone.fit, shared.fit), rounds, warm_up=False)
-        took |= interleaved(_by_turns(alone.score, shared.score), rounds)
-        took |= interleaved(_by_turns(alone.forward, shared.forward), rounds)
-        means = {"mean, 1": _by_the_first(alone.mean), "mean, 2": shared.mean()}
-    return {name: own.seconds for name, own in took.items()} | means
+        IFComp(model, sua=True).fit(fit_batches[:1], progress=False)
+        timings = interleaved(_in_turns(alone.fit, shared.fit), rounds, warm_up=False)
+        timings |= interleaved(_in_turns(alone.score, shared.score), rounds)
+        timings |= interleaved(_in_turns(alone.forward, shared.forward), rounds)
+        means = {"mean, 1": _by_one_process(alone.mean), "mean, 2": shared.mean()}
+    return {name: timed.seconds for name, timed in timings.items()} | means
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What is timed, over batches to fit on and batches to score."""
+    """The timed functions, with the batches of fit and scoring."""
 
     ifc: IFComp
     fitted: list[Tensor]
@@ -63,32 +61,32 @@ class _Work:
         self.ifc.score(self.scored, progress=False)
 
     def forward(self) -> None:
-        """Passes that have nothing to say to each other until all are done: what the machine can give."""
+        """Forward passes without communication: the best possible speed-up of the machine."""
         for batch in self.fitted[ranks().rank :: ranks().world]:
             forward(self.ifc.model, batch)
         gather(None)
 
     def mean(self) -> float:
-        """Of what scoring gives for some examples."""
-        frame = self.ifc.score([self.scored[0][:16]], damping=FLAT, progress=False).frame
+        """Return the mean expected influence of 16 examples."""
+        frame = self.ifc.score([self.scored[0][:16]], damping=LARGE_DAMPING, progress=False).frame
         return float(frame["expected_influence"].mean())
 
 
-def _by_turns(alone: Callable[[], Any], shared: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """Work of the first process and the same work of all, by their names in what is measured."""
-    return {f"{alone.__name__}, 1": partial(_by_the_first, alone), f"{shared.__name__}, 2": shared}
+def _in_turns(alone: Callable[[], Any], shared: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Return the functions of one process and of all processes, by the names of their timings."""
+    return {f"{alone.__name__}, 1": partial(_by_one_process, alone), f"{shared.__name__}, 2": shared}
 
 
-def _by_the_first(work: Callable[[], Any]) -> Any:
-    """What the first process makes as if it were the only one, which all wait for."""
-    found = Context().run(work) if ranks().rank == 0 else None  # a context of its own knows nothing of `sharing`
-    return gather(found)[0]
+def _by_one_process(work: Callable[[], Any]) -> Any:
+    """Call a function in the first process outside of `sharing`, while the others wait; return its result to all."""
+    result = Context().run(work) if ranks().rank == 0 else None  # an empty context is outside of `sharing`
+    return gather(result)[0]
 
 
 SUITE = Suite(
     "processes",
-    "two processes with one thread each under torchrun, against one process with one thread; starting them and the "
-    "first scoring of each, which asks the system for memory, are not counted.",
+    "two processes with one thread each under torchrun, against one process with one thread. The start of the "
+    "processes and the first scoring, which allocates memory, are not timed.",
     minutes=6,
     sections=(
         Section(

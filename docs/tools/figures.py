@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ifcomp import IFComp, Relative, oracle
-from ifcomp.cli.demo_data import TEST_SHIFTS, TEST_STRANGERS, VALIDATION_SHIFTS, Alteration, Data, load_data
+from ifcomp.cli.demo_study import OOD_INPUTS, TEST_SHIFTS, VALIDATION_SHIFTS, Alteration, Data, load_data
 from ifcomp.tasks.calibration import plot_reliability, reliability_curve
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_COLUMN, AUDIT_DAMPING
@@ -80,7 +80,7 @@ def tuned() -> Tuned:
     """Alpha at beta = 1, chosen on validation digits, clean and altered in other ways than the test digits."""
     own = trained()
     validation = own.data.validation
-    parts = [altered(validation.images, VALIDATION_SHIFTS[name]) for name in VALIDATION_SHIFTS if name != "clean"]
+    parts = [altered(validation.images, alteration) for alteration in VALIDATION_SHIFTS.values()]
     shifted = [(part, validation.labels) for part in parts]
     settings: dict[str, Any] = {"betas": [1.0], "keep_argmax": True, "fisher": "sampled", "progress": False}
     return tune(own.clean, own.clean_training, validation.batches(), shifted=shifted, **settings)
@@ -109,7 +109,7 @@ def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: in
         return ifc.parametric_complexity(x, damping=damping, probes=probes)
 
     inside = complexity(images)
-    for alteration in TEST_STRANGERS.values():
+    for alteration in OOD_INPUTS.values():
         outside = complexity(altered(images, alteration))
         found.append(auroc(torch.cat([inside, outside]), torch.arange(2 * len(images)) >= len(images)))
     return float(np.mean(found))
@@ -282,7 +282,7 @@ def fisher() -> Figure:
         "sampled, SUA": {"sua": True},
     }
     images = trained().data.validation.images
-    both = torch.cat([images, altered(images, TEST_STRANGERS["inverted digits"])])
+    both = torch.cat([images, altered(images, OOD_INPUTS["inverted digits"])])
     exact = fitted(fisher="exact").parametric_complexity(both)
     rows = {name: fitted(**options) for name, options in variants.items()}  # type: ignore[arg-type]
     panels = {
@@ -305,7 +305,7 @@ def probes() -> Figure:
     """How few random directions are enough."""
     counts = (1, 2, 3, 4, 6, 8, 10)
     images = trained().data.validation.images
-    both = torch.cat([images, altered(images, TEST_STRANGERS["inverted digits"])])
+    both = torch.cat([images, altered(images, OOD_INPUTS["inverted digits"])])
     exact = fitted().parametric_complexity(both, damping=OOD_DAMPING)
     found = [fitted().parametric_complexity(both, damping=OOD_DAMPING, probes=count) for count in counts]
     panels = {

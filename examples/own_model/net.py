@@ -1,4 +1,4 @@
-"""A model of one's own: ``build`` makes it, and running this file trains it and writes weights and data."""
+"""Your model: ``build`` creates it; running this file trains it and writes weights and data."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def build() -> nn.Module:
-    """The network without its weights: what ``ifcomp fit net:build`` calls."""
+    """Return the network without weights, for ``ifcomp fit net:build``."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10),
@@ -16,14 +16,14 @@ def build() -> nn.Module:
 
 
 def trained() -> nn.Module:
-    """The network with its weights."""
+    """Return the network with its weights."""
     model = build()
     load_model(model, "net.safetensors")
     return model.eval()
 
 
 def batches(file: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and labels of a file in batches, in order."""
+    """Return the inputs and labels of a file in batches, in order."""
     with np.load(file) as data:
         return list(zip(*(torch.tensor(data[key]).split(250) for key in ("x", "y")), strict=True))
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
-    wrong = torch.randperm(1000)[:50]  # 50 of the 1,000 training labels
+    wrong = torch.randperm(1000)[:50]  # flip 50 of the 1,000 training labels
     y[wrong] = (y[wrong] + torch.randint(1, 10, (50,))) % 10
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)

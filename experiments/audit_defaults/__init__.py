@@ -1,1 +1,1 @@
-"""Which damping is the safe default: for label audits (`run`) and for strange inputs (`strangers`)."""
+"""Study behind the default score and damping of label audits."""

@@ -1,4 +1,4 @@
-"""28x28 grey images from the folder that IFCOMP_DATA names."""
+"""28x28 grey images from the folder IFCOMP_DATA."""
 
 import gzip
 import os
@@ -10,27 +10,21 @@ from torch import Tensor
 
 
 def folder() -> Path:
-    """The folder with the data sets."""
+    """Return the folder of the data sets."""
     if "IFCOMP_DATA" not in os.environ:
-        raise SystemExit("Set IFCOMP_DATA to the folder that holds mnist/, fashion-mnist/, notmnist/ and kmnist/.")
+        raise SystemExit("Set IFCOMP_DATA to the folder that contains fashion-mnist/.")
     return Path(os.environ["IFCOMP_DATA"])
 
 
 def images(name: str, part: str) -> Tensor:
-    """Images [N, 1, 28, 28] from 0 to 1; ``part`` is "train" or "t10k"."""
+    """Return the images [N, 1, 28, 28] in [0, 1]; ``part`` is "train" or "t10k"."""
     values = _idx(folder() / name / f"{part}-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
     return torch.tensor(values, dtype=torch.float32) / 255
 
 
 def labels(name: str, part: str) -> Tensor:
-    """Labels [N]."""
+    """Return the labels [N]."""
     return torch.tensor(_idx(folder() / name / f"{part}-labels-idx1-ubyte.gz", 8), dtype=torch.int64)
-
-
-def kuzushiji() -> Tensor:
-    """Kuzushiji images [10000, 1, 28, 28] from 0 to 1."""
-    values = np.load(folder() / "kmnist" / "kmnist-test-imgs.npz", allow_pickle=False)["arr_0"]
-    return torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 28, 28) / 255
 
 
 def _idx(path: Path, header: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Results as JSON that a stopped run continues, with what made them."""
+"""Resumable results as JSON, with settings, command and environment."""
 
 import argparse
 import json
@@ -14,10 +14,10 @@ from benchmarks.timing import environment
 from ifcomp.io.files import written_atomically
 
 
-def begin(description: str | None, usual: Path) -> Path:
-    """The folder for results that the command line names, or the usual one; sets one thread, as all runs have."""
+def begin(description: str | None, default: Path) -> Path:
+    """Parse ``--folder``, create the result folder and set PyTorch to one thread, as in all committed results."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=usual, help="where results are")
+    parser.add_argument("--folder", type=Path, default=default, help="folder of the results")
     folder: Path = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -25,31 +25,31 @@ def begin(description: str | None, usual: Path) -> Path:
 
 
 def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Run the units that the file does not have yet, and write it after each.
+    """Run the units that are missing in the file, and write the file after each unit.
 
     Args:
         path: JSON file.
-        settings: What all units share; a file with other settings is not continued.
-        units: What to run, by name.
+        settings: Settings of all units. A file with other settings is refused.
+        units: Functions to run, by name.
     """
     results: dict[str, Any] = {}
     if path.exists():
-        before = json.loads(path.read_text())
-        if before["settings"] != json.loads(json.dumps(settings)):
-            raise SystemExit(f"{path} was made with other settings. Move it away, or run with those.")
-        results = before["results"]
+        saved = json.loads(path.read_text())
+        if saved["settings"] != json.loads(json.dumps(settings)):
+            raise SystemExit(f"{path} was written with other settings. Move it, or use its settings.")
+        results = saved["results"]
     for name, unit in units.items():
         if name not in results:
             started = time.perf_counter()
             results[name] = {**unit(), "seconds": round(time.perf_counter() - started, 1)}
             with written_atomically(path) as scratch:
-                everything = {"made": {"command": command(), **environment()}, "settings": settings, "results": results}
-                text = json.dumps(everything, indent=1)
-                scratch.write_text(text + "\n")
+                made = {"command": command(), **environment()}
+                record = {"made": made, "settings": settings, "results": results}
+                scratch.write_text(json.dumps(record, indent=1) + "\n")
     return results
 
 
 def command() -> str:
-    """How this process was started."""
+    """Return the command line of this process."""
     spec = sys.modules["__main__"].__spec__
     return f"python -m {spec.name}" if spec else Path(sys.argv[0]).name

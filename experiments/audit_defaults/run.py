@@ -1,8 +1,7 @@
-"""Which score and damping are safe for label audits: AUROC of label and stochastic complexity beside the plain loss.
+"""Scores and dampings for label audits: AUROC of label complexity, stochastic complexity and the plain loss.
 
-A LeNet is trained on Fashion-MNIST with flipped labels, and audited at three stages of its training: where it
-predicts held-out images best, when it has memorised half of the flipped labels, and at the end. Networks are kept in
-the folder that IFCOMP_CACHE names.
+A LeNet is trained on Fashion-MNIST with flipped labels and audited at three stages of training: the best held-out
+accuracy, half of the flipped labels memorised, and the last epoch. Networks are cached in the folder IFCOMP_CACHE.
 
     IFCOMP_DATA=... IFCOMP_CACHE=... python -m experiments.audit_defaults.run
 """
@@ -15,7 +14,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -26,13 +24,14 @@ from torch.nn import functional as F
 from experiments.audit_defaults import data
 from experiments.audit_defaults.record import begin, continue_run
 from experiments.models import LeNet
-from ifcomp import IFComp, Relative, complexity
+from ifcomp import IFComp, Relative
+from ifcomp.complexity import LABEL_ADDED_PROBABILITY, label_complexity
 from ifcomp.io.files import written_atomically
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 
 HERE = Path(__file__).parent
-#: More seeds where the score and the plain loss are close.
+#: More seeds are used where the score and the plain loss are close.
 NOISE = {
     "symmetric": {"rate": 0.6, "images": 10_000, "seeds": 8},
     "asymmetric": {"rate": 0.3, "images": 20_000, "seeds": 2},
@@ -59,7 +58,7 @@ SETTINGS = {
 
 
 def flip(labels: Tensor, kind: str, rate: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Labels of which just the share ``rate`` is another class (any, or the next), and which are."""
+    """Flip exactly the share ``rate`` of the labels, to any class (symmetric) or the next; also return the mask."""
     generator = np.random.default_rng(seed)
     flipped = torch.zeros(len(labels), dtype=torch.bool)
     flipped[generator.choice(len(labels), round(rate * len(labels)), replace=False)] = True
@@ -69,12 +68,12 @@ def flip(labels: Tensor, kind: str, rate: float, seed: int) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def logits_of(model: nn.Module, images: Tensor) -> Tensor:
-    """[N, K]."""
+    """Return the logits [N, K]."""
     return torch.cat([model(part) for part in images.split(1000)])
 
 
 def epochs(images: Tensor, labels: Tensor, seed: int) -> Iterator[nn.Module]:
-    """The network after each epoch; always the same object."""
+    """Train a network and yield it after each epoch, always the same object."""
     torch.manual_seed(seed)
     model = LeNet()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
@@ -89,45 +88,45 @@ def epochs(images: Tensor, labels: Tensor, seed: int) -> Iterator[nn.Module]:
 
 
 def train(images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[str, tuple[int, float, nn.Module]]:
-    """For every stage that is reached: epoch, share of flipped labels memorised, network."""
+    """Return epoch, share of flipped labels memorised, and network by stage, for the stages that are reached."""
     held_out = slice(-SETTINGS["validation_images"], None)
     validation = data.images("fashion-mnist", "train")[held_out], data.labels("fashion-mnist", "train")[held_out]
-    found, best = {}, 0.0
+    stages, best = {}, 0.0
     for epoch, model in enumerate(epochs(images, labels, seed), 1):
         memorised = float((logits_of(model, images[flipped]).argmax(1) == labels[flipped]).double().mean())
         accuracy = float((logits_of(model, validation[0]).argmax(1) == validation[1]).double().mean())
-        reached = ["middle"] if memorised >= 0.5 and "middle" not in found else []
+        reached = ["middle"] if memorised >= 0.5 and "middle" not in stages else []
         reached += ["early"] if accuracy > best else []
         reached += ["late"] if epoch == SETTINGS["epochs"] else []
         best = max(best, accuracy)
-        found |= {name: (epoch, memorised, copy.deepcopy(model)) for name in reached}
-    return found
+        stages |= {name: (epoch, memorised, copy.deepcopy(model)) for name in reached}
+    return stages
 
 
 def networks(kind: str, images: Tensor, labels: Tensor, flipped: Tensor, seed: int) -> dict[str, Any]:
-    """What `train` gives, from the cache if it is there."""
+    """Return the result of `train`, from the cache if possible."""
     folder = Path(os.environ.get("IFCOMP_CACHE", "cache")) / "audit_defaults" / f"{kind}-{seed}"
     record = folder / "stages.json"
     if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        found = train(images, labels, flipped, seed)
-        for stage, (_, _, model) in found.items():
+        stages = train(images, labels, flipped, seed)
+        for stage, (_, _, model) in stages.items():
             save_file(model.state_dict(), folder / f"{stage}.safetensors")
         with written_atomically(record) as scratch:
-            scratch.write_text(json.dumps({stage: row[:2] for stage, row in found.items()}))
+            scratch.write_text(json.dumps({stage: row[:2] for stage, row in stages.items()}))
     rows = json.loads(record.read_text())
-    return {stage: (*row, restored(folder / f"{stage}.safetensors")) for stage, row in rows.items()}
+    return {stage: (*row, load_network(folder / f"{stage}.safetensors")) for stage, row in rows.items()}
 
 
-def restored(path: Path) -> nn.Module:
-    """A kept network in eval mode."""
+def load_network(path: Path) -> nn.Module:
+    """Load a cached network in eval mode."""
     model = LeNet()
     model.load_state_dict(load_file(path))
     return model.eval()
 
 
 def audit(model: nn.Module, images: Tensor, labels: Tensor, flipped: Tensor) -> dict[str, Any]:
-    """AUROC of every score on the first images, which the fit takes too."""
+    """Return the AUROC of every score on the first images, which the fit uses too."""
     fit_data = list(zip(images.split(250), labels.split(250), strict=True))[: SETTINGS["fit_images"] // 250]
     loader, flipped = fit_data[: SETTINGS["audited_images"] // 250], flipped[: SETTINGS["audited_images"]]
     ifc = IFComp(model, SETTINGS["beta"], fisher=SETTINGS["fisher"]).fit(fit_data)
@@ -136,17 +135,31 @@ def audit(model: nn.Module, images: Tensor, labels: Tensor, flipped: Tensor) -> 
         table = ifc.score(loader, damping=Relative(multiple))
         for column in ("stochastic_complexity", AUDIT_COLUMN):
             aurocs[f"{column} {multiple}"] = auroc(table.column(column), flipped)
-    own, other = table.column("label_probability"), table.column("suggested_probability")
-    aurocs |= {"loss": auroc(table.column("error"), flipped), "margin": auroc(other - own, flipped)}
-    for doubt in SETTINGS["doubts"]:
-        with patch.object(complexity, "TYPICAL_DOUBT", doubt):
-            table = ifc.score(loader, damping=AUDIT_DAMPING, probes=1)
-        aurocs[f"doubt {doubt}"] = auroc(table.column(AUDIT_COLUMN), flipped)
+    margin = table.column("suggested_probability") - table.column("label_probability")
+    aurocs |= {"loss": auroc(table.column("error"), flipped), "margin": auroc(margin, flipped)}
+    for added in SETTINGS["doubts"]:
+        aurocs[f"doubt {added}"] = auroc(label_complexities(ifc, loader, added).numpy(), flipped)
     return aurocs
 
 
+def label_complexities(ifc: IFComp, loader: list[tuple[Tensor, Tensor]], added_probability: float) -> Tensor:
+    """Return the label complexity of all examples, [N], with another mean added probability than the default."""
+    assert ifc.factors is not None
+    mean_influence = ifc.factors.effective_parameters(AUDIT_DAMPING)
+    scores = []
+    for images, labels in loader:
+        log_p = (ifc.beta * logits_of(ifc.model, images).double()).log_softmax(1)
+        given = labels.unsqueeze(1)
+        other = log_p.scatter(1, given, -torch.inf).argmax(1, keepdim=True)
+        v = torch.zeros_like(log_p).scatter(1, given, 1.0).scatter(1, other, -1.0)
+        contrast = torch.einsum("bi,bij,bj->b", v, ifc.logit_kernel(images, damping=AUDIT_DAMPING), v)
+        errors = (-log_p.gather(1, index).squeeze(1) for index in (given, other))
+        scores.append(label_complexity(*errors, contrast, mean_influence, added_probability))
+    return torch.cat(scores)
+
+
 def unit(kind: str, seed: int) -> dict[str, Any]:
-    """All stages of one training run."""
+    """Train one network and audit all its stages."""
     count, rate = NOISE[kind]["images"], NOISE[kind]["rate"]
     images, truth = data.images("fashion-mnist", "train")[:count], data.labels("fashion-mnist", "train")[:count]
     labels, flipped = flip(truth, kind, rate, seed)
@@ -157,12 +170,12 @@ def unit(kind: str, seed: int) -> dict[str, Any]:
 
 
 def page(results: dict[str, Any]) -> str:
-    """Tables as markdown: means over seeds, then every seed; AUROC in percent."""
+    """Format the tables as markdown: means over seeds, then every seed; AUROC in percent."""
     dampings = SETTINGS["dampings"]
     default = f"{AUDIT_COLUMN} {AUDIT_DAMPING.multiple}"
     stochastic = {f"sum, {d:g}": f"stochastic_complexity {d}" for d in dampings}
     label = {f"label, {d:g}": f"{AUDIT_COLUMN} {d}" for d in dampings}
-    doubts = {f"doubt {d:g}": f"doubt {d}" for d in SETTINGS["doubts"]}
+    added = {f"added {value:g}": f"doubt {value}" for value in SETTINGS["doubts"]}
     plain = {"loss": "loss", "margin": "margin"}
     seeds = [
         f"| {name}, {stage} | {100 * run[stage]['memorised']:.0f} % | {100 * run[stage]['auroc']['loss']:.2f} | "
@@ -173,14 +186,15 @@ def page(results: dict[str, Any]) -> str:
         if stage in run
     ]
     return (
-        f"AUROC in percent of flipped labels, means over seeds (below: every run). *label*: label complexity, by which "
-        f"audits sort (default: damping {AUDIT_DAMPING.multiple:g} times the mean); *sum*: stochastic complexity, "
-        "error + parametric complexity; numbers are dampings. Made by `python -m experiments.audit_defaults.run`; "
-        "settings, date and hardware are in audit.json.\n\n"
+        "AUROC of flipped labels in percent, means over seeds; single runs are below. *label* is label complexity, the "
+        f"score of audits (default damping: {AUDIT_DAMPING.multiple:g} times the mean). *sum* is stochastic "
+        "complexity, error + parametric complexity. The numbers after them are dampings. The command is "
+        "`python -m experiments.audit_defaults.run`; settings, date and hardware are in audit.json.\n\n"
         + table(results, plain | label | stochastic)
-        + f"\nOther values of the typical doubt, which is {complexity.TYPICAL_DOUBT:g}, with the default damping:\n\n"
-        + table(results, {"loss": "loss", "default": default} | doubts)
-        + f"\nGain of the default over the loss, with the standard error of the mean: {gains(results, default)}.\n"
+        + "\nMean added probability of training examples (alpha/n E[IF]) other than the default, "
+        + f"{LABEL_ADDED_PROBABILITY:g}, with the default damping:\n\n"
+        + table(results, {"loss": "loss", "default": default} | added)
+        + f"\nGain of the default over the loss in points, ± standard error of the mean: {gains(results, default)}.\n"
         + "\nEvery run:\n\n| noise, seed, stage | memorised | loss | label, default | gain |\n|---|---|---|---|---|\n"
         + "\n".join(seeds)
         + "\n"
@@ -188,7 +202,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any], columns: dict[str, str]) -> str:
-    """Means over seeds as markdown; ``columns`` are scores by their titles."""
+    """Format the means over seeds as markdown; ``columns`` maps titles to scores."""
     lines = [f"| noise, stage | memorised | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 2)]
     for kind, stage in product(NOISE, STAGES):
         runs = [run[stage] for name, run in results.items() if name.startswith(kind) and stage in run]
@@ -200,19 +214,19 @@ def table(results: dict[str, Any], columns: dict[str, str]) -> str:
 
 
 def gains(results: dict[str, Any], default: str) -> str:
-    """Mean difference in points, and its standard error, by noise and stage."""
-    found = []
+    """Format the mean difference in points and its standard error by noise and stage."""
+    parts = []
     for kind, stage in product(NOISE, STAGES):
         runs = [run[stage]["auroc"] for name, run in results.items() if name.startswith(kind) and stage in run]
         if len(runs) > 1:
             points = 100 * np.array([run[default] - run["loss"] for run in runs])
             error = points.std(ddof=1) / np.sqrt(len(runs))
-            found.append(f"{kind}, {stage}: {points.mean():+.2f} ± {error:.2f} ({len(runs)} runs)")
-    return "; ".join(found)
+            parts.append(f"{kind}, {stage}: {points.mean():+.2f} ± {error:.2f} ({len(runs)} runs)")
+    return "; ".join(parts)
 
 
 def main() -> None:
-    """Run what is missing, then write the table."""
+    """Run the missing units, then write the tables."""
     folder = begin(__doc__, HERE / "results")
     units = {f"{kind} {seed}": partial(unit, kind, seed) for kind in NOISE for seed in range(NOISE[kind]["seeds"])}
     results = continue_run(folder / "audit.json", SETTINGS, units)

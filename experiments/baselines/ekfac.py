@@ -1,131 +1,161 @@
-"""EKFAC for explicit gradients: ``(F + delta)^-1 g`` by parameter name, where `IFComp` only needs quadratic forms."""
+"""The inverse EKFAC curvature of a fit, applied to explicit gradients by parameter name.
+
+`IFComp` evaluates quadratic forms only. This file needs no more than the factors of a fit: the name of a block gives
+its parameters, the shapes of its factors give its form. In the canonical form of a block with G groups, O outputs
+and J inputs (the bias is the last input), a gradient is a matrix ``g`` [G, O, J] and
+
+    ``(F + delta)^-1 g = Q_S ((Q_S^T g Q_A) / (Lambda + delta)) Q_A^T``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
 
-from ifcomp.blocks.block import Basis
-from ifcomp.curvature.factors import Damping, Factors, inverse_curvature
-from ifcomp.curvature.holdings import factor_shapes
-from ifcomp.errors import FingerprintError
-from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock
-from ifcomp.layers.inventory import with_known
-from ifcomp.layers.registry import Selection
+from ifcomp import Factors, IFComp, Relative
+from ifcomp.errors import ModelError, SettingError
 
+#: A parameter by name, and the rows of it that belong to a block.
+Rows = tuple[str, slice | EllipsisType]
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """One block with its basis and the weights ``scale / (Lambda + delta)``."""
-
-    block: Block
-    basis: Basis | None
-    weights: Tensor
+#: Positions of the projections in the packed parameters of ``nn.MultiheadAttention``.
+_PROJECTIONS = {"q": 0, "k": 1, "v": 2}
 
 
 class EkfacCovariance:
-    """``Sigma = scale * (F + delta)^-1`` of all blocks of a fit, in the precision of the model."""
+    """``Sigma = scale * (F + delta)^-1`` over all blocks of a fit, in the precision of the model.
 
-    def __init__(self, model: nn.Module, factors: Factors, damping: Damping, scale: float) -> None:
+    Attributes:
+        names: Parameters that the fit covers.
+    """
+
+    def __init__(self, ifc: IFComp, damping: float | Relative, scale: float) -> None:
         """Invert the curvature.
 
         Args:
-            model: The classifier that the factors belong to.
-            factors: Its curvature F, in beta-free units.
+            ifc: A fitted predictor; its curvature F is in beta-free units.
             damping: delta.
-            scale: What the inverse is multiplied by.
+            scale: Factor of the inverse.
         """
-        self._parts = []
-        self.names: set[str] = set()
-        for block in fitted_blocks(model, factors):
-            fitted, like = factors.blocks[block.name], model.get_parameter(block.parameters[0])
-            weights = scale * inverse_curvature(fitted.second_moments, factors.damping_of(block.name, damping))
-            basis = fitted.basis and Basis(
-                None if fitted.basis.inputs is None else fitted.basis.inputs.to(like), fitted.basis.outputs.to(like)
-            )
-            self._parts.append(_Part(block, basis, weights.to(like)))
-            self.names |= {*block.parameters}
+        factors = ifc.factors
+        assert factors is not None
+        self._blocks = [_inverse_block(ifc.model, factors, name, damping, scale) for name in factors.blocks]
+        self.names = {name for block in self._blocks for name, _ in block.rows}
 
-    def times(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``Sigma g`` in the shapes of the parameters, zero where the fit does not reach; works under ``vmap``."""
-        found = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
-        for part in self._parts:
-            matrix = block_matrix(part.block, gradients)
-            if part.basis is None:
-                matrix = matrix * part.weights
-            else:
-                matrix = _rotate(part.block, matrix, part.basis) * part.weights
-                matrix = _rotate(part.block, matrix, _transposed(part.basis))
-            _put_back(part.block, matrix, found)
-        return found
+    def multiply(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``Sigma g`` in the shapes of the parameters; zero for parameters that the fit does not cover.
+
+        Works under ``vmap``.
+        """
+        products = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        for block in self._blocks:
+            block.scatter(block.multiply(block.gather(gradients)), products)
+        return products
 
 
-def fitted_blocks(model: nn.Module, factors: Factors) -> list[Block]:
-    """The model's blocks that the factors are of, in their order.
+@dataclass(frozen=True, eq=False)
+class _InverseBlock:
+    """The inverse curvature of one block.
 
-    Raises:
-        FingerprintError: If a factor has no block of its shape in the model.
+    Attributes:
+        rows: Its parameters, in the order of the canonical form.
+        weights: ``scale / (Lambda + delta)``: [G, O, J], for an embedding [1, D, V], for a diagonal block [P].
+        inputs: Q_A [G, C, C]; None for one-hot inputs and diagonal blocks. C < J if one basis of the channels is
+            shared over kernel offsets (SUA).
+        outputs: Q_S [G, O, O]; None for diagonal blocks.
     """
-    found: dict[str, Block] = {}
-    for sua in (False, True):  # which of both was fitted is seen from the shapes
-        inventory, _ = with_known(model, Selection(sua=sua, skip_uncovered=True), factors.blocks.keys())
-        for block in inventory.blocks:
-            if factor_shapes(block) == factors.blocks[block.name].shapes:
-                found[block.name] = block
-    missing = sorted(factors.blocks.keys() - found.keys())
-    if missing:
-        raise FingerprintError(
-            f"The factors are not of this model: it has no layer of the same shape for {', '.join(missing)}. "
-            "Give the model that was fitted, or fit again."
-        )
-    return [found[name] for name in factors.blocks]
 
+    rows: list[Rows]
+    weights: Tensor
+    inputs: Tensor | None
+    outputs: Tensor | None
 
-def block_matrix(block: Block, values: Mapping[str, Tensor]) -> Tensor:
-    """Values of a block's parameters in the shape of its second moments: [G, O, J], [1, D, V] or [P]."""
-    if isinstance(block, KroneckerBlock):
-        return block.gradient_matrix(dict(values))
-    parts = [values[name] for name in block.parameters]
-    if isinstance(block, IndexedBlock):
-        return parts[0].T.unsqueeze(0)
-    return torch.cat([part.flatten() for part in parts])
+    def gather(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the values of the block's parameters in canonical form, in the shape of ``weights``."""
+        parts = [values[name][rows] for name, rows in self.rows]
+        if self.outputs is None:
+            return torch.cat([part.flatten() for part in parts])
+        if self.inputs is None:
+            return parts[0].T.unsqueeze(0)
+        return torch.cat([part.reshape(*self.weights.shape[:2], -1) for part in parts], -1)
 
-
-def _rotate(block: Block, matrix: Tensor, basis: Basis) -> Tensor:
-    """``Q_S^T M Q_A`` of [G, O, J]; with shared offsets the channels are rotated at each, and a bias is not."""
-    matrix = basis.outputs.transpose(-1, -2) @ matrix
-    if basis.inputs is None:
-        return matrix
-    if not (isinstance(block, KroneckerBlock) and block.shared_offsets):
-        return matrix @ basis.inputs
-    shared, bias = matrix.tensor_split([block.channels * block.offsets], -1)
-    shared = basis.inputs.transpose(-1, -2).unsqueeze(1) @ shared.unflatten(-1, (block.channels, block.offsets))
-    return torch.cat([shared.flatten(-2), bias], -1)
-
-
-def _transposed(basis: Basis) -> Basis:
-    inputs = None if basis.inputs is None else basis.inputs.transpose(-1, -2)
-    return Basis(inputs, basis.outputs.transpose(-1, -2))
-
-
-def _put_back(block: Block, matrix: Tensor, found: dict[str, Tensor]) -> None:
-    """The inverse of `block_matrix`; of packed parameters only the block's own rows are written."""
-    if isinstance(block, IndexedBlock):
-        found[block.parameters[0]] = matrix[0].T
-        return
-    if not isinstance(block, KroneckerBlock):
-        sizes = [found[name].numel() for name in block.parameters]
-        for name, part in zip(block.parameters, matrix.split(sizes), strict=True):
-            found[name] = part.reshape(found[name].shape)
-        return
-    rows = block.groups * block.rows
-    own = slice(block.first_row, block.first_row + rows)
-    widths = [found[name].numel() // len(found[name]) for name in block.parameters]
-    for name, part in zip(block.parameters, matrix.split(widths, -1), strict=True):
-        if len(found[name]) == rows:
-            found[name] = part.reshape(found[name].shape)
+    def scatter(self, matrix: Tensor, values: dict[str, Tensor]) -> None:
+        """Write a matrix in canonical form to the block's parameters: the inverse of `gather`."""
+        targets = [values[name][rows] for name, rows in self.rows]
+        if self.outputs is not None and self.inputs is None:
+            parts: tuple[Tensor, ...] = (matrix[0].T,)
+        elif self.outputs is None:
+            parts = matrix.split([target.numel() for target in targets])
         else:
-            found[name][own] = part.reshape(found[name][own].shape)
+            parts = matrix.split([target.numel() // self.weights[..., 0].numel() for target in targets], -1)
+        for target, part in zip(targets, parts, strict=True):
+            target.copy_(part.reshape(target.shape))
+
+    def multiply(self, matrix: Tensor) -> Tensor:
+        """Return ``scale (F + delta)^-1`` times a gradient in canonical form."""
+        if self.outputs is None:
+            return matrix * self.weights
+        rotated = self._rotate_inputs(self.outputs.mT @ matrix, self.inputs) * self.weights
+        return self._rotate_inputs(self.outputs @ rotated, None if self.inputs is None else self.inputs.mT)
+
+    @staticmethod
+    def _rotate_inputs(matrix: Tensor, basis: Tensor | None) -> Tensor:
+        """Return ``matrix @ basis``. A basis of channels rotates them at every kernel offset, and no bias."""
+        if basis is None or basis.shape[-1] == matrix.shape[-1]:
+            return matrix if basis is None else matrix @ basis
+        channels = basis.shape[-1]
+        offsets = matrix.shape[-1] // channels
+        windows, bias = matrix.tensor_split([channels * offsets], -1)
+        windows = basis.mT.unsqueeze(1) @ windows.unflatten(-1, (channels, offsets))
+        return torch.cat([windows.flatten(-2), bias], -1)
+
+
+def _inverse_block(
+    model: nn.Module, factors: Factors, name: str, damping: float | Relative, scale: float
+) -> _InverseBlock:
+    block, rows = factors.blocks[name], _block_rows(model, name)
+    size = sum(model.get_parameter(parameter)[index].numel() for parameter, index in rows)
+    if size != block.second_moments.numel():
+        raise ModelError(
+            f"The parameters of block '{name}' are not known by its name: {[parameter for parameter, _ in rows]} have "
+            f"{size} elements, its second moments {block.second_moments.numel()}."
+        )
+    like = model.get_parameter(rows[0][0]).detach()
+    delta = factors.damping_of(name, damping)
+    weights = scale / (block.second_moments.double() + delta)
+    if not weights.isfinite().all():
+        raise SettingError(f"Block '{name}' has directions without curvature: the damping must be above 0.")
+    basis = block.basis
+    return _InverseBlock(
+        rows,
+        weights.to(like),
+        None if basis is None or basis.inputs is None else basis.inputs.to(like),
+        None if basis is None else basis.outputs.to(like),
+    )
+
+
+def _block_rows(model: nn.Module, name: str) -> list[Rows]:
+    """Return the trainable parameters of a block: the parameter or module of its name, or a projection of attention."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trainable = {parameter for parameter, value in parameters.items() if value.requires_grad}
+    if name in trainable:
+        return [(name, ...)]
+    prefix = f"{name}." if name else ""
+    rows: list[Rows] = [(prefix + kind, ...) for kind in ("weight", "bias") if prefix + kind in trainable]
+    module, _, projection = name.rpartition(".")
+    if rows or projection not in _PROJECTIONS:
+        return rows
+    attention = model.get_submodule(module)
+    assert isinstance(attention, nn.MultiheadAttention)
+    prefix, start = f"{module}." if module else "", _PROJECTIONS[projection] * attention.embed_dim
+    packed = slice(start, start + attention.embed_dim)
+    candidates: dict[str, slice | EllipsisType] = {
+        "in_proj_weight": packed,
+        f"{projection}_proj_weight": ...,
+        "in_proj_bias": packed,
+    }
+    return [(prefix + kind, index) for kind, index in candidates.items() if prefix + kind in trainable]

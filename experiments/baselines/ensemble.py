@@ -1,4 +1,4 @@
-"""Deep ensemble: the mean over models that were trained from different seeds."""
+"""Deep ensemble: the mean over models trained from different seeds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines.interface import model_logits
+from experiments.baselines.inference import model_logits
 from ifcomp.errors import LogitsError, SettingError
 
 
 @dataclass(frozen=True)
 class DeepEnsemble:
-    """Mean of the members' ``softmax(f(x))``; with one member the plain softmax of a model.
+    """``1/m sum_i softmax(f_i(x))`` over m members.
 
     Attributes:
         members: Trained models over the same labels; 30 in the paper.
@@ -24,13 +24,14 @@ class DeepEnsemble:
     members: Sequence[nn.Module]
 
     def __post_init__(self) -> None:
-        """Refuse an ensemble of nothing."""
+        """Raise SettingError if there are no members."""
         if isinstance(self.members, nn.Module) or not self.members:
             raise SettingError(f"members must be a list of at least one model, but is {self.members!r}.")
 
     def predict_proba(self, x: Any) -> Tensor:
-        """Mean probabilities [B, K]. Cost: a forward pass for each member."""
+        """Return the mean probabilities, [B, K]. Cost: m forward passes."""
         logits = [model_logits(member, x) for member in self.members]
-        if len({found.shape for found in logits}) > 1:
-            raise LogitsError(f"The members have different numbers of logits: {[found.shape[1] for found in logits]}.")
-        return torch.stack([torch.softmax(found, 1) for found in logits]).mean(0)
+        classes = [values.shape[1] for values in logits]
+        if len(set(classes)) > 1:
+            raise LogitsError(f"The members have different numbers of logits: {classes}.")
+        return torch.stack([torch.softmax(values, 1) for values in logits]).mean(0)

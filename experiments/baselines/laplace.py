@@ -1,8 +1,7 @@
-"""Last-layer Laplace with Kronecker factors, by the package laplace-torch: ``pip install 'ifcomp[laplace]'``."""
+"""Last-layer Laplace approximation with Kronecker factors, by laplace-torch: ``pip install 'ifcomp[laplace]'``."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,26 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines.interface import checked_batch, model_logits
-from ifcomp.data.batches import LABEL_KEY, Batch, as_batch, as_batches, check_data, check_inputs, check_labels
-from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, ModelError, SettingError
+from experiments.baselines.inference import (
+    check_repeatable,
+    model_inputs,
+    model_logits,
+    nonempty_batch,
+    on_device,
+)
+from experiments.baselines.interface import check_positive
+from ifcomp.data.batches import LABEL_KEY, as_batch, as_batches, check_data, check_labels
+from ifcomp.errors import EmptyDataError, MissingPackageError, ModelError
 from ifcomp.layers.forward import run_model
 
 
 class LastLayerLaplace:
-    """Generalised linear predictive of the last layer with the probit link; the prior by marginal likelihood."""
+    """``softmax(m_k / sqrt(1 + pi/8 S_kk))``: the linearised predictive of the last layer with the probit link.
+
+    The logits have the mean m = f(x) and the covariance S under the posterior of the last layer's weights.
+    """
 
     def __init__(self, model: nn.Module, data: Iterable[Any], *, prior_precision: float | None = None) -> None:
-        """Fit the curvature of the last layer in one pass over the training data.
+        """Fit the curvature of the last layer. Cost: one pass over the training data.
 
         Args:
             model: A classifier whose last layer is ``nn.Linear``; laplace-torch works on a copy.
             data: Batches with labels, ``(x, y)`` or dicts.
-            prior_precision: Of the Gaussian prior; None maximises the marginal likelihood.
+            prior_precision: Precision of the Gaussian prior; None maximises the marginal likelihood.
         """
         laplace = _import_laplace()
-        if prior_precision is not None and not 0 < prior_precision < math.inf:
-            raise SettingError(f"prior_precision must be a finite number above 0, but is {prior_precision!r}.")
+        if prior_precision is not None:
+            check_positive("prior_precision", prior_precision)
         loader = _Loader(data, model)
         self.model = model
         with warnings.catch_warnings():
@@ -53,40 +62,39 @@ class LastLayerLaplace:
 
     @property
     def prior_precision(self) -> float:
-        """Of the Gaussian prior over the last layer's weights."""
+        """Precision of the Gaussian prior over the last layer's weights."""
         return float(self.posterior.prior_precision)
 
     def predict_proba(self, x: Any) -> Tensor:
-        """Predictive probabilities [B, K]. Cost: a forward pass, and K x K numbers for each feature."""
-        batch = checked_batch(self.model, x)
+        """Return the predictive probabilities, [B, K]. Cost: one forward pass, and D K^2 operations."""
+        batch = on_device(self.model, nonempty_batch(x))
         with torch.no_grad():
-            found: Tensor = self.posterior(_inputs(batch), pred_type="glm", link_approx="probit").double()
-        return found / found.sum(1, keepdim=True)
+            values: Tensor = self.posterior(model_inputs(batch), pred_type="glm", link_approx="probit").double()
+        return values / values.sum(1, keepdim=True)
 
 
 class _Loader:
-    """Data as laplace-torch takes it: ``(x, y)`` or dicts with labels, and a ``dataset`` whose length is n."""
+    """Data in the form that laplace-torch takes: ``(x, y)`` or dicts with labels, and a ``dataset`` of length n."""
 
     def __init__(self, data: Iterable[Any], model: nn.Module) -> None:
         check_data(data)
-        if isinstance(data, Iterator):
-            raise DataError("The data is iterated more than once, but is an iterator. Give a DataLoader or a list.")
-        self._data, self._device = data, next(model.parameters()).device
-        sizes, first = 0, None
+        check_repeatable(data)
+        self._data, self._model = data, model
+        count, first = 0, None
         for batch in as_batches(data):
             first = first or batch
-            sizes += batch.size
+            count += batch.size
         if first is None:
             raise EmptyDataError("The Laplace approximation needs at least one example, but the data is empty.")
-        self._classes = model_logits(model, _inputs(first.select(slice(0, 1)))).shape[1]
+        self._classes = model_logits(model, model_inputs(first.select(slice(0, 1)))).shape[1]
         self.key = next((key for key, value in first.kwargs.items() if isinstance(value, Tensor)), None)
-        self.dataset = range(sizes)
+        self.dataset = range(count)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in as_batches(self._data):
-            check_inputs(batch)
-            labels = check_labels(batch, self._classes).to(self._device)
-            inputs = _inputs(batch.to(self._device))
+            moved = on_device(self._model, batch)
+            labels = check_labels(batch, self._classes).to(next(moved.tensors()).device)
+            inputs = model_inputs(moved)
             yield {**inputs, LABEL_KEY: labels} if isinstance(inputs, dict) else (inputs, labels)
 
 
@@ -101,16 +109,12 @@ class _Logits(nn.Module):
         return run_model(self.model, as_batch(x))
 
 
-def _inputs(batch: Batch) -> Any:
-    return batch.kwargs if batch.kwargs else batch.args[0]
-
-
 def _import_laplace() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             import laplace
-    except (ImportError, RuntimeError) as error:  # torchvision raises the second where it does not fit torch
+    except (ImportError, RuntimeError) as error:  # torchvision raises the second if it does not match torch
         raise MissingPackageError(
             f"This baseline needs the package laplace-torch, which cannot be imported ({error}). "
             "Install it with: pip install 'ifcomp[laplace]'"

@@ -1,4 +1,4 @@
-"""A classifier in the pieces that the detectors of pytorch-ood ask for."""
+"""A classifier split into the parts that the detectors of pytorch-ood take."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines.features import find_stages, forward, split_classifier
+from experiments.baselines.features import find_stages, split_classifier
+from experiments.baselines.inference import forward
 from ifcomp.data.batches import as_batch
 from ifcomp.errors import ModelError
 
 
 class Network:
-    """A classifier taken apart.
+    """A classifier and its parts.
 
     Attributes:
         model: The classifier.
         head: Its last Linear.
-        head_copy: The same in float32 on the CPU, without gradients.
-        logits: A module that maps inputs to nothing but logits.
+        head_copy: A copy of the head in float32 on the CPU, without gradients.
+        logits: A module that maps inputs to plain logits.
     """
 
     def __init__(self, model: nn.Module, example: Any) -> None:
-        """Take a classifier apart.
+        """Locate the head.
 
         Args:
             model: The classifier.
@@ -39,13 +40,16 @@ class Network:
         self.logits = _Logits(model)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Penultimate features [B, D] in float32 on the CPU, differentiable by the inputs but not by parameters."""
+        """Return the penultimate features [B, D] in float32 on the CPU.
+
+        They are differentiable with respect to the inputs, not to the parameters.
+        """
         with _frozen(self.model):
             return self._features(x).float().cpu()
 
     @cached_property
     def stages(self) -> list[nn.Module]:
-        """Modules that give the feature maps of every resolution."""
+        """Modules whose outputs are the feature maps of every resolution."""
         stages = find_stages(self.model, self._example)
         if not stages:
             raise ModelError("This detector needs feature maps [B, C, H, W], but no module of the model returns any.")
@@ -53,32 +57,35 @@ class Network:
 
     @property
     def weight_and_bias(self) -> dict[str, Tensor]:
-        """The head's parameters ``w`` and ``b``; a bias of zeros if it has none."""
+        """Parameters of the head: ``w`` and ``b``. A missing bias is zero."""
         weight, bias = self.head_copy.weight, self.head_copy.bias
         return {"w": weight, "b": weight.new_zeros(len(weight)) if bias is None else bias}
 
     def head_on_maps(self, maps: Tensor) -> Tensor:
-        """Logits from features that come as maps of one pixel, [B, D, 1, 1]."""
+        """Return the logits of features in the form of one-pixel maps, [B, D, 1, 1]."""
         logits: Tensor = self.head_copy(maps.flatten(1))
         return logits
 
 
 class Chain:
-    """A network's stages as a chain of functions, each of which gets what the one before returned."""
+    """The stages of a network as functions, each called with the result of the one before.
+
+    The first function runs the whole network and records the feature maps of all stages; the others return theirs.
+    """
 
     def __init__(self, network: Network) -> None:
-        """Prepare; nothing runs yet."""
+        """Set the network; nothing runs yet."""
         self._network = network
         self._maps: list[Tensor] = []
         self._logits = torch.empty(0)
 
     @property
     def links(self) -> list[Callable[[Tensor], Tensor]]:
-        """One function for each stage: the first runs the network, the others read off what it gave."""
+        """One function per stage."""
         return [self._run, *(partial(self._read, index) for index in range(1, len(self._network.stages)))]
 
     def logits(self, _: Tensor) -> Tensor:
-        """What the network gave."""
+        """Return the logits of the last run."""
         return self._logits
 
     def _run(self, x: Tensor) -> Tensor:
@@ -95,20 +102,19 @@ class Chain:
 
 
 class _Logits(nn.Module):
-    """The model as a module that returns nothing but logits."""
+    """A model that returns plain logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, K] of inputs."""
         return forward(self.model, as_batch(x))
 
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter is part of a graph that is made in the context."""
+    """Exclude the parameters from autograd graphs."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trainable:
         parameter.requires_grad_(False)

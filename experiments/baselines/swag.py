@@ -1,4 +1,4 @@
-"""SWA and SWAG-Diagonal: a Gaussian around the mean of the weights that training went through.
+"""SWA and SWAG-Diagonal: a Gaussian around the mean of the weights along the training path.
 
 Collect the weights at the end of each epoch of the averaging phase, at a constant learning rate::
 
@@ -13,39 +13,32 @@ Collect the weights at the end of each epoch of the averaging phase, at a consta
 from __future__ import annotations
 
 import copy
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from experiments.baselines.interface import check_count, checked_batch, copied, derived_seed
+from experiments.baselines.inference import forward, nonempty_batch
+from experiments.baselines.interface import check_count, derived_seed
 from ifcomp.data.batches import Batch, as_batches, check_data
-from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
-from ifcomp.io.files import written_atomically
-from ifcomp.io.untrusted import parse_json, read_tensors
+from ifcomp.errors import DataError, ModelError, NotFittedError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track
-
-_KEY = "ifcomp.swag"
-_PARTS = ("mean/", "variance/")
 
 
 @dataclass(frozen=True, eq=False)
 class WeightMoments:
-    """Running mean and variance of every parameter, in float64 on the CPU: plain data.
+    """Running mean and variance of every parameter, in float64 on the CPU.
 
     Attributes:
-        count: How many sets of weights were collected.
+        count: Number of collected sets of weights.
         mean: The SWA weights by parameter name.
-        variance: ``mean of squares - square of mean``, updated so that nothing cancels.
+        variance: Mean of squared deviations from the mean, by parameter name.
     """
 
     count: int = 0
@@ -53,14 +46,11 @@ class WeightMoments:
     variance: Mapping[str, Tensor] = field(default_factory=dict)
 
     def collect(self, model: nn.Module) -> WeightMoments:
-        """The moments with the model's present weights among them."""
+        """Return the moments updated with the model's current weights (Welford's algorithm)."""
         weights = {name: value.detach().double().cpu() for name, value in model.named_parameters()}
         if not self.count:
-            return WeightMoments(
-                1,
-                {name: value.clone() for name, value in weights.items()},
-                {name: torch.zeros_like(value) for name, value in weights.items()},
-            )
+            mean = {name: value.clone() for name, value in weights.items()}
+            return WeightMoments(1, mean, {name: torch.zeros_like(value) for name, value in weights.items()})
         self.check(model)
         count = self.count + 1
         mean = {name: old + (weights[name] - old) / count for name, old in self.mean.items()}
@@ -71,73 +61,42 @@ class WeightMoments:
         return WeightMoments(count, mean, variance)
 
     def sample(self, seed: int) -> dict[str, Tensor]:
-        """Weights from ``N(mean, diag(variance))``, float64."""
+        """Draw weights from ``N(mean, diag(variance))``, in float64."""
         generator = torch.Generator("cpu").manual_seed(seed)
-
-        def draw(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, dtype=like.dtype, generator=generator, device="cpu").to(like.device)
-
-        return {name: mean + self.variance[name].sqrt() * draw(mean) for name, mean in self.mean.items()}
+        return {
+            name: mean + self.variance[name].sqrt() * torch.randn(mean.shape, dtype=mean.dtype, generator=generator)
+            for name, mean in self.mean.items()
+        }
 
     def check(self, model: nn.Module) -> None:
-        """Raise if there are no moments yet, or if they are not of this model's parameters."""
+        """Raise NotFittedError if there are no moments yet, ModelError if they belong to other parameters."""
         if not self.count:
             raise NotFittedError("No weights are collected yet: call moments = moments.collect(model) while training.")
-        found = {name: value.shape for name, value in model.named_parameters()}
-        known = {name: value.shape for name, value in self.mean.items()}
-        wrong = sorted(name for name in found.keys() | known.keys() if found.get(name) != known.get(name))
-        if wrong:
+        shapes = {name: value.shape for name, value in model.named_parameters()}
+        collected = {name: value.shape for name, value in self.mean.items()}
+        names = shapes.keys() | collected.keys()
+        different = sorted(name for name in names if shapes.get(name) != collected.get(name))
+        if different:
             raise ModelError(
-                f"The moments are of another model: {', '.join(wrong)} are missing or of another shape. "
-                "Collect and use one kind of model."
+                f"The moments belong to another model: {', '.join(different)} are missing or have another shape. "
+                "Collect and use one architecture."
             )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one safetensors file, atomically."""
-        moments = zip(_PARTS, (self.mean, self.variance), strict=True)
-        tensors = {part + name: value.contiguous() for part, values in moments for name, value in values.items()}
-        with written_atomically(path) as scratch:
-            save_file(tensors, scratch, metadata={_KEY: json.dumps({"count": self.count})})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote."""
-        try:
-            tensors, metadata = read_tensors(path)
-            count = parse_json(metadata[_KEY])["count"]
-            mean, variance = (
-                {name[len(part) :]: value for name, value in tensors.items() if name.startswith(part)}
-                for part in _PARTS
-            )
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise ValueError(f"its count is {count!r}")
-            if {name: value.shape for name, value in mean.items()} != {n: v.shape for n, v in variance.items()}:
-                raise ValueError("its means and variances are of different parameters")
-            if not all(value.dtype == torch.float64 and bool(value.isfinite().all()) for value in tensors.values()):
-                raise ValueError("it has entries that are not finite numbers in float64")
-            if not all(bool((value >= 0).all()) for value in variance.values()):
-                raise ValueError("it has negative variances")
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise StorageError(
-                f"Cannot read moments from '{path}': it is missing, damaged or not a file of weight moments ({error})."
-            ) from error
-        return cls(count, mean, variance)
 
 
 def swa_model(model: nn.Module, moments: WeightMoments, data: Iterable[Any] | None = None) -> nn.Module:
-    """A copy of the model with the averaged weights, in eval mode.
+    """Return a copy of the model with the averaged weights, in eval mode.
 
     Args:
-        model: The architecture; not changed.
-        moments: What was collected.
-        data: Training data for the statistics of BatchNorm; needed where there is any.
+        model: The architecture; not modified.
+        moments: Moments of the weights.
+        data: Training data for the running statistics of BatchNorm; required if the model has BatchNorm.
     """
     _check(model, moments, data)
     return _with_weights(model, moments.mean, data, seed=0)
 
 
 class Swag:
-    """SWAG-Diagonal: mean of ``softmax(f(x))`` over m draws from ``N(mean, diag(variance))`` of the weights."""
+    """SWAG-Diagonal: ``1/m sum_i softmax(f(x; theta_i))`` with m draws ``theta_i ~ N(mean, diag(variance))``."""
 
     def __init__(
         self,
@@ -149,14 +108,14 @@ class Swag:
         seed: int = 0,
         progress: bool | None = None,
     ) -> None:
-        """Find the statistics of BatchNorm for every draw: as many passes over the data.
+        """Compute the running statistics of BatchNorm for every draw. Cost: m passes over the data.
 
         Args:
-            model: The architecture; not changed.
-            moments: What was collected.
-            data: Training data for the statistics of BatchNorm; needed where there is any.
+            model: The architecture; not modified.
+            moments: Moments of the weights.
+            data: Training data for the running statistics of BatchNorm; required if the model has BatchNorm.
             samples: m, 30 in the paper.
-            seed: Of the draws.
+            seed: Seed of the draws.
             progress: Show a progress bar; None shows it on terminals.
         """
         check_count("samples", samples)
@@ -164,24 +123,26 @@ class Swag:
         self.model, self.moments = model, moments
         self.seeds = [derived_seed(seed, index) for index in range(samples)]
         self._statistics = [
-            _statistics(_with_weights(model, moments.sample(seed), data, seed))
-            for seed in track(self.seeds, "statistics of samples", progress)
+            _statistics(_with_weights(model, moments.sample(draw), data, draw))
+            for draw in track(self.seeds, "statistics of samples", progress)
         ]
 
     def predict_proba(self, x: Any) -> Tensor:
-        """Mean probabilities [B, K]. Cost: m forward passes."""
-        batch = checked_batch(self.model, x)
+        """Return the mean probabilities, [B, K]. Cost: m forward passes."""
+        batch = nonempty_batch(x)
+        draws = zip(self.seeds, self._statistics, strict=True)
         with evaluating(self.model), torch.no_grad():
-            samples = [self._sample(batch, *drawn) for drawn in zip(self.seeds, self._statistics, strict=True)]
+            samples = [self._sample(batch, seed, statistics) for seed, statistics in draws]
         return torch.stack(samples).mean(0)
 
     def _sample(self, batch: Batch, seed: int, statistics: Mapping[str, Tensor]) -> Tensor:
+        """Return the probabilities [B, K] with the weights of one draw."""
         tensors = {**_like(self.model, self.moments.sample(seed)), **statistics}
-        return torch.softmax(run_model(_Replaced(self.model, tensors), copied(batch)).double(), 1)
+        return torch.softmax(forward(_Replaced(self.model, tensors), batch).double(), 1)
 
 
 class _Replaced(nn.Module):
-    """A model with some of its tensors replaced, the model itself unchanged."""
+    """A model with replaced parameters and buffers. The model itself is not modified."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -192,7 +153,7 @@ class _Replaced(nn.Module):
 
 
 class _OnBatches(nn.Module):
-    """A model that takes a whole `Batch`, so that ``update_bn`` can run it on any inputs."""
+    """A model that takes a `Batch`, so that ``update_bn`` can run it on any inputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -208,29 +169,29 @@ def _check(model: nn.Module, moments: WeightMoments, data: Iterable[Any] | None)
         check_data(data)
     elif any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise DataError(
-            "The model has BatchNorm, whose statistics belong to the weights: give the training data with data=."
+            "The model has BatchNorm, whose statistics depend on the weights: give the training data with data=."
         )
 
 
 def _like(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in the types and on the devices of the model's parameters."""
+    """Return the weights in the dtypes and on the devices of the model's parameters."""
     return {name: weights[name].to(value) for name, value in model.named_parameters()}
 
 
 def _with_weights(model: nn.Module, weights: Mapping[str, Tensor], data: Iterable[Any] | None, seed: int) -> nn.Module:
-    """A copy of the model with other weights and, in eval mode, the statistics of BatchNorm that go with them."""
-    made = copy.deepcopy(model)
+    """Return a copy of the model with other weights and their BatchNorm statistics, in eval mode."""
+    replaced = copy.deepcopy(model)
     with torch.no_grad(), torch.random.fork_rng():
         for name, value in _like(model, weights).items():
-            made.get_parameter(name).copy_(value)
-        torch.manual_seed(seed)  # of dropout, which is active while statistics are gathered
+            replaced.get_parameter(name).copy_(value)
+        torch.manual_seed(seed)  # of dropout, which is active while statistics are computed
         if data is not None:
-            update_bn(as_batches(data), _OnBatches(made), next(made.parameters()).device)
-    return made.eval()
+            update_bn(as_batches(data), _OnBatches(replaced), next(replaced.parameters()).device)
+    return replaced.eval()
 
 
 def _statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers of BatchNorm by full name."""
+    """Return the buffers of BatchNorm by full name."""
     return {
         f"{prefix}.{name}" if prefix else name: value
         for prefix, module in model.named_modules()

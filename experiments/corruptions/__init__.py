@@ -1,8 +1,8 @@
-"""Images made worse in nineteen ways and five degrees, after CIFAR-10-C, and five other ways to tune on.
+"""Nineteen image corruptions at five severities, after CIFAR-10-C, and five other perturbations for tuning.
 
-Everything is made from the images and a seed: no downloads, 28x28 grey and 32x32 colour alike. The published
-corruptions have given the names and, for small images, most of the parameters; where a degree would have been milder
-than the one before it, or a larger image was meant, the parameters are our own.
+The corruptions are computed from the images and a seed, without downloads, for 28x28 grey and 32x32 colour images.
+Names and most parameters follow the published corruptions. The parameters differ where a severity would be milder than
+the one before it, or was meant for larger images.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from experiments.corruptions import blur, digital, held_out, noise, weather  # n
 from experiments.corruptions.registry import REGISTRY, streams
 from ifcomp.errors import DataError, SettingError
 
-#: What results are reported on.
+#: Corruptions of reported results.
 CORRUPTIONS = (
     "gaussian_noise",
     "shot_noise",
@@ -37,23 +37,23 @@ CORRUPTIONS = (
     "jpeg_compression",
     "saturate",
 )
-#: What settings may be tuned on.
+#: Perturbations for tuning.
 HELD_OUT = ("rotation", "shear", "posterize", "gamma", "cutout")
-#: Severity 0 leaves images as they are.
+#: Severity 0 does not change the images.
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 
 __all__ = ["CORRUPTIONS", "HELD_OUT", "SEVERITIES", "corrupt"]
 
 
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupted copies of uint8 images [N, H, W] or [N, H, W, 3], in the same form.
+    """Return corrupted copies of uint8 images [N, H, W] or [N, H, W, 3].
 
-    The same images, name, severity and seed give the same result; an image's result does not depend on the images that
-    follow it. The random numbers are the same at every severity.
+    The result depends only on images, name, severity and seed. The result of an image does not depend on the images
+    after it. The random numbers are the same at every severity.
 
     Raises:
         SettingError: If there is no such corruption or severity.
-        DataError: If the images are of another form.
+        DataError: If the images have another shape or dtype.
     """
     if name not in (*CORRUPTIONS, *HELD_OUT):
         raise SettingError(f"There is no corruption '{name}'. Choose one of {', '.join((*CORRUPTIONS, *HELD_OUT))}.")
@@ -62,12 +62,12 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
     if images.dtype != torch.uint8 or not (images.dim() == 3 or (images.dim() == 4 and images.shape[3] == 3)):
         raise DataError(
             f"Images must be uint8 [N, H, W] or [N, H, W, 3], but are {images.dtype} {list(images.shape)}. Corrupt "
-            "them before they are normalised."
+            "them before normalisation."
         )
     if severity == 0 or len(images) == 0:
         return images.clone()
     pixels = images.numpy().astype(np.float32).reshape(*images.shape[:3], -1) / 255
-    found = REGISTRY[name]
-    changed = found.apply(pixels, streams(name, seed), found.parameters[severity - 1])
-    rounded = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+    corruption = REGISTRY[name]
+    corrupted = corruption.apply(pixels, streams(name, seed), corruption.parameters[severity - 1])
+    rounded = np.rint(np.clip(corrupted, 0, 1) * 255).astype(np.uint8)
     return torch.from_numpy(rounded.reshape(images.shape))

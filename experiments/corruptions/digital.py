@@ -1,4 +1,4 @@
-"""Light, colour and what software does to images."""
+"""Brightness, contrast, saturation, JPEG compression, pixelation and elastic transforms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.corruptions.sampling import positions, sample
 
 @corruption(0.05, 0.10, 0.15, 0.20, 0.30)
 def brightness(images: Images, streams: Streams, amount: float) -> Images:
-    """More light: the value of HSV, or the grey, grows by ``amount``."""
+    """Add ``amount`` to the value of HSV, or to grey."""
     if images.shape[3] == 1:
         return images + amount
     hsv = color.rgb2hsv(images)
@@ -25,14 +25,14 @@ def brightness(images: Images, streams: Streams, amount: float) -> Images:
 
 @corruption(0.75, 0.50, 0.40, 0.30, 0.15)
 def contrast(images: Images, streams: Streams, share: float) -> Images:
-    """Only a ``share`` of the distance from each image's mean colour is left."""
+    """Reduce the distance from the mean colour of each image to a ``share``."""
     mean = images.mean((1, 2), keepdims=True)
     return mean + share * (images - mean)
 
 
 @corruption(1.2, 1.5, 1.9, 2.4, 3.0)
 def saturate(images: Images, streams: Streams, gain: float) -> Images:
-    """Colours too strong: the saturation of HSV times ``gain``; grey images are overexposed by it instead."""
+    """Multiply the saturation of HSV by ``gain``; grey images are multiplied by ``gain`` instead."""
     if images.shape[3] == 1:
         return images * gain
     hsv = color.rgb2hsv(images)
@@ -42,7 +42,7 @@ def saturate(images: Images, streams: Streams, gain: float) -> Images:
 
 @corruption(80, 65, 58, 50, 40)
 def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
-    """Written as JPEG of that ``quality`` and read again."""
+    """Encode and decode as JPEG of the given ``quality``."""
     coded = np.empty(images.shape, np.float32)
     for index, pixels in enumerate(np.rint(images * 255).astype(np.uint8)):
         stream = io.BytesIO()
@@ -53,14 +53,14 @@ def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
 
 @corruption(0.9, 0.8, 0.7, 0.6, 0.45)
 def pixelate(images: Images, streams: Streams, share: float) -> Images:
-    """Fewer, larger pixels: a ``share`` of the rows and columns, each the mean of the area that it covers."""
+    """Reduce the resolution to a ``share`` of rows and columns by area averaging."""
     height, width = (_coarse(length, int(length * share)) for length in images.shape[1:3])
     by_channel = np.moveaxis(images, 3, 1)
-    return np.moveaxis(height @ by_channel @ width.T, 1, 3)  # products of one image each: no rounding by their number
+    return np.moveaxis(height @ by_channel @ width.T, 1, 3)  # per image, so rounding does not depend on N
 
 
 def _coarse(length: int, cells: int) -> np.ndarray:
-    """The matrix [length, length] that replaces each pixel by the mean over the cell at its centre."""
+    """Return the matrix [length, length] that replaces each pixel by the mean over the cell at its centre."""
     edges = np.linspace(0, length, cells + 1)
     pixels = np.arange(length)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
@@ -70,7 +70,7 @@ def _coarse(length: int, cells: int) -> np.ndarray:
 
 @corruption((0.50, 2.5), (0.70, 2.5), (0.95, 2.4), (1.20, 2.3), (1.50, 2.2))
 def elastic_transform(images: Images, streams: Streams, parameter: tuple[float, float]) -> Images:
-    """Every image stretched like rubber by a smooth random field.
+    """Displace pixels by a smooth random field.
 
     Args:
         images: [N, H, W, C].

@@ -1,4 +1,4 @@
-"""Perturbations of another kind, to tune on: none of them is among the corruptions that results are reported on."""
+"""Perturbations for tuning. None of them is among the corruptions of reported results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _signs(streams: Streams, count: int) -> np.ndarray:
 
 @corruption(8, 15, 22, 30, 40)
 def rotation(images: Images, streams: Streams, degrees: float) -> Images:
-    """Turned to the left or right."""
+    """Rotate to the left or right."""
     angles = np.deg2rad(degrees) * _signs(streams, len(images))
     sine, cosine = np.sin(angles), np.cos(angles)
     matrices = np.stack([np.stack([cosine, sine], 1), np.stack([-sine, cosine], 1)], 1)
@@ -23,7 +23,7 @@ def rotation(images: Images, streams: Streams, degrees: float) -> Images:
 
 @corruption(0.15, 0.25, 0.35, 0.5, 0.7)
 def shear(images: Images, streams: Streams, slope: float) -> Images:
-    """Rows pushed sideways in proportion to their distance from the middle."""
+    """Shift rows in proportion to their distance from the centre."""
     matrices = np.tile(np.eye(2), (len(images), 1, 1))
     matrices[:, 1, 0] = slope * _signs(streams, len(images))
     return transform(images, matrices, np.zeros((1, 2)))
@@ -31,24 +31,24 @@ def shear(images: Images, streams: Streams, slope: float) -> Images:
 
 @corruption(16, 8, 6, 4, 3)
 def posterize(images: Images, streams: Streams, levels: int) -> Images:
-    """Only so many ``levels`` of each channel are left."""
+    """Quantise each channel to ``levels`` values."""
     return np.rint(images * (levels - 1)) / (levels - 1)
 
 
 @corruption(1.3, 1.6, 2.0, 2.6, 3.5)
 def gamma(images: Images, streams: Streams, exponent: float) -> Images:
-    """Middle tones too dark in one half of the images and too bright in the other."""
+    """Gamma correction with ``exponent`` or its inverse, at random."""
     exponents = exponent ** _signs(streams, len(images)).astype(np.float32)
     return images ** exponents[:, None, None, None]
 
 
 @corruption(0.2, 0.3, 0.4, 0.5, 0.6)
 def cutout(images: Images, streams: Streams, side: float) -> Images:
-    """A grey square of a ``side`` in proportion to the image's, wholly inside, over each."""
+    """Cover a random square inside each image with grey; ``side`` is relative to the image."""
     count, height, width, _ = images.shape
     corners = streams("place").random((count, 2, 1))
-    inside = []
+    masks = []
     for length, corner in zip((height, width), corners.transpose(1, 0, 2), strict=True):
         first = np.rint(corner * (1 - side) * length)
-        inside.append((np.arange(length) >= first) & (np.arange(length) < first + round(side * length)))
-    return np.where((inside[0][:, :, None] & inside[1][:, None, :])[..., None], np.float32(0.5), images)
+        masks.append((np.arange(length) >= first) & (np.arange(length) < first + round(side * length)))
+    return np.where((masks[0][:, :, None] & masks[1][:, None, :])[..., None], np.float32(0.5), images)

@@ -1,4 +1,4 @@
-"""A corruption is a function of float images, a random generator and one severity's parameter, found by its name."""
+"""Registry of corruptions: functions of float images, random streams and the parameter of a severity."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-#: Float32 images [N, H, W, C] with values in [0, 1] and C = 1 or 3; results are cut to that range.
+#: Float32 images [N, H, W, C] with values in [0, 1] and C = 1 or 3; results are clipped to this range.
 Images = np.ndarray
-#: A fresh generator for every kind of random number that a corruption draws, by what it is for.
+#: Function that returns a new random generator for a purpose.
 Streams = Callable[[str], np.random.Generator]
 Apply = Callable[[Images, Streams, Any], Images]
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """What a name stands for.
+    """A registered corruption.
 
     Attributes:
-        apply: Maps images, random streams and a parameter to corrupted images.
-        parameters: One for each of the severities 1 to 5.
+        apply: Function of images, random streams and a parameter.
+        parameters: Parameters of the severities 1 to 5.
     """
 
     apply: Apply
@@ -33,7 +33,7 @@ REGISTRY: dict[str, Corruption] = {}
 
 
 def corruption(*parameters: Any) -> Callable[[Apply], Apply]:
-    """Register a function under its own name with its parameters for severity 1 to 5."""
+    """Register a function under its name with its parameters for severities 1 to 5."""
 
     def register(apply: Apply) -> Apply:
         REGISTRY[apply.__name__] = Corruption(apply, parameters)
@@ -43,8 +43,8 @@ def corruption(*parameters: Any) -> Callable[[Apply], Apply]:
 
 
 def streams(name: str, seed: int) -> Streams:
-    """Generators that depend on the corruption, the seed and the purpose, but not on severity.
+    """Return generators that depend on corruption, seed and purpose, but not on severity.
 
-    Each fills arrays [N, ...] in order, so the first images get the same numbers however many there are.
+    Arrays [N, ...] are filled in order, so the numbers of the first images do not depend on N.
     """
     return lambda purpose: np.random.default_rng([seed, zlib.crc32(name.encode()), zlib.crc32(purpose.encode())])

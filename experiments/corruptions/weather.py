@@ -1,4 +1,4 @@
-"""Weather in front of the camera: snow, frost, fog, spatter. All of it is made of random numbers, nothing of photos."""
+"""Weather: snow, frost, fog and spatter, generated from random numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TEXTURE = 512
 
 
 def _tinted(layer: np.ndarray, colour: tuple[float, float, float], channels: int) -> np.ndarray:
-    """A grey layer [..., 1] in a colour, or in its luma if the images are grey."""
+    """Colour a grey layer [..., 1]; with one channel, use the luma of the colour."""
     tint = np.array(colour, np.float32)
     return layer * (tint if channels == 3 else tint @ _LUMA)
 
 
 def _clouds(generator: np.random.Generator, shape: tuple[int, ...], decay: float) -> np.ndarray:
-    """Random fields [..., H, W] with amplitudes ``frequency ** -decay``, each stretched to [0, 1]."""
+    """Return random fields [..., H, W] with amplitudes ``frequency ** -decay``, each scaled to [0, 1]."""
     rows, columns = np.fft.fftfreq(shape[-2])[:, None], np.fft.rfftfreq(shape[-1])
     frequency = np.hypot(rows, columns)
     frequency[0, 0] = np.inf
@@ -34,18 +34,18 @@ def _clouds(generator: np.random.Generator, shape: tuple[int, ...], decay: float
 
 @corruption(0.20, 0.35, 0.55, 0.80, 1.10)
 def fog(images: Images, streams: Streams, density: float) -> Images:
-    """Banks of fog: a share ``exp(-depth)`` of each pixel's light comes through, the rest is that of the fog.
+    """Fog: a share ``exp(-depth)`` of each pixel, blended with the colour of the fog.
 
-    The depth is from 0.4 to 1.6 times the ``density``.
+    The depth is between 0.4 and 1.6 times the ``density``.
     """
     depth = density * (0.4 + 1.2 * _clouds(streams("fog"), images.shape[:3], 1.8)[..., None])
-    seen = np.exp(-depth)
-    return seen * images + (1 - seen) * np.float32(0.85)
+    transmission = np.exp(-depth)
+    return transmission * images + (1 - transmission) * np.float32(0.85)
 
 
 @cache
 def _frost_texture() -> np.ndarray:
-    """Ice on a window, [512, 512] in [0, 1], periodic: needles along the borders of cells, and a grain."""
+    """Return a periodic ice texture [512, 512] in [0, 1]: needles along the borders of cells, and a grain."""
     generator = np.random.default_rng(0)
     points = generator.random((700, 2)) * _TEXTURE
     warp = 10 * (_clouds(generator, (2, _TEXTURE, _TEXTURE), 1.3) - 0.5)
@@ -61,12 +61,12 @@ def _frost_texture() -> np.ndarray:
 
 @corruption((0.95, 0.20), (0.88, 0.32), (0.80, 0.42), (0.72, 0.50), (0.62, 0.60))
 def frost(images: Images, streams: Streams, parameter: tuple[float, float]) -> Images:
-    """Looked at through a frozen window, each image through its own piece of it.
+    """Frost: each image blended with a random crop of the ice texture.
 
     Args:
         images: [N, H, W, C].
         streams: Random numbers.
-        parameter: Share of the image and of the ice in the sum.
+        parameter: Weights of image and ice.
     """
     kept, added = parameter
     count, height, width, channels = images.shape
@@ -78,13 +78,13 @@ def frost(images: Images, streams: Streams, parameter: tuple[float, float]) -> I
 
 @corruption((2.0, 0.90, 1.0), (1.9, 0.82, 1.2), (1.8, 0.75, 1.4), (1.7, 0.68, 1.7), (1.6, 0.60, 2.0))
 def snow(images: Images, streams: Streams, parameter: tuple[float, float, float]) -> Images:
-    """Flakes that fall in one direction, in front of a paler image.
+    """Snow: streaks in one direction over a paler image.
 
     Args:
         images: [N, H, W, C].
         streams: Random numbers.
-        parameter: Threshold of a flake in standard deviations, share of the image's own colour, length of the streaks
-            in pixels.
+        parameter: Threshold of a flake in standard deviations, share of the original colour, length of the streaks in
+            pixels.
     """
     threshold, kept, length = parameter
     field = ndimage.gaussian_filter(
@@ -100,7 +100,7 @@ def snow(images: Images, streams: Streams, parameter: tuple[float, float, float]
 
 @corruption((1.7, 0.5), (1.4, 0.6), (1.2, 0.65), (0.8, 0.9), (0.5, 0.95))
 def spatter(images: Images, streams: Streams, parameter: tuple[float, float]) -> Images:
-    """Drops on the lens: water up to a density, mud beyond it.
+    """Drops on the lens: water at low severities, mud at high ones.
 
     Args:
         images: [N, H, W, C].

@@ -1,1 +1,1 @@
-"""Which score of strange inputs is the safe default."""
+"""Study behind the default score of OOD inputs."""

@@ -1,4 +1,4 @@
-"""Trained networks with usual and strange inputs, none of which is reported in docs/results."""
+"""Trained networks with held-out and OOD inputs. None of them is reported in docs/results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from experiments.datasets import load
 from experiments.recipes import QUICK
-from experiments.reproduce import strangers
+from experiments.reproduce import synthetic_ood
 from experiments.reproduce.subject import Subject, sample
 
 TABLES = {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}
@@ -23,24 +23,24 @@ TOPICS = [
 ]
 FILLER = ["the", "a", "with", "and", "then", "before", "after", "some", "very", "quite", "we", "they"]
 UNSEEN = ["car", "road", "tree", "river", "house", "book", "lamp", "chair", "paper", "phone"]
-WORDS = {word: place for place, word in enumerate([*TOPICS[0], *TOPICS[1], *TOPICS[2], *FILLER, *UNSEEN])}
-#: Images of each set; few for a network that is slow.
+WORDS = {word: index for index, word in enumerate([*TOPICS[0], *TOPICS[1], *TOPICS[2], *FILLER, *UNSEEN])}
+#: Images per set and images of the fit; few for slow networks.
 IMAGES = {"lenet": 300, "resnet20": 100}
 FIT_IMAGES = {"lenet": 3000, "resnet20": 500}
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A trained network in eval mode, the inputs it was trained on, held-out ones, and strange ones by kind."""
+    """A trained network in eval mode with its training inputs, held-out inputs, and OOD inputs by kind."""
 
     model: nn.Module
     train: Tensor
-    usual: Tensor
-    strange: Mapping[str, Tensor]
+    held_out: Tensor
+    ood: Mapping[str, Tensor]
 
 
 def trained(model: nn.Module, x: Tensor, y: Tensor, epochs: int, rate: float) -> nn.Module:
-    """The network after some epochs of Adam."""
+    """Train the network with Adam and return it in eval mode."""
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for _ in range(epochs):
         for batch in torch.randperm(len(y)).split(50):
@@ -51,7 +51,7 @@ def trained(model: nn.Module, x: Tensor, y: Tensor, epochs: int, rate: float) ->
 
 
 def digits(network: str, seed: int) -> Situation:
-    """Digits but for two classes, which are strange; others are altered or made from nothing."""
+    """Digits without two classes. OOD inputs: the two classes, altered digits and generated images."""
     torch.manual_seed(seed)
     values, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -66,39 +66,40 @@ def digits(network: str, seed: int) -> Situation:
         model = nn.Sequential(*layers)
     known = pixels[~left_out]
     base, generator = known[1100:], torch.Generator().manual_seed(seed)
-    sets = {kind: make(base, generator) for kind, make in strangers.KINDS.items()} | {"new classes": pixels[left_out]}
+    sets = {kind: make(base, generator) for kind, make in synthetic_ood.KINDS.items()}
+    sets["new classes"] = pixels[left_out]
     x = known / 255
     model = trained(model, x[:800], y[:800], 12 if network == "cnn" else 40, 3e-3)
     return Situation(model, x[:800], x[800:1100], {name: inputs / 255 for name, inputs in sets.items()})
 
 
 def table(name: str, seed: int) -> Situation:
-    """A standardised table; strange rows have other columns, scales or places."""
+    """A standardised table. OOD rows have permuted columns, other scales or other locations."""
     torch.manual_seed(seed)
     values, labels = TABLES[name](return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     values, y, half = values[order], torch.tensor(labels[order]), len(labels) // 2
     x = torch.tensor(StandardScaler().fit(values[:half]).transform(values), dtype=torch.float32)
-    columns, usual = x.shape[1], x[half:]
+    columns, held_out = x.shape[1], x[half:]
     model = nn.Sequential(nn.Linear(columns, 32), nn.ReLU(), nn.Linear(32, int(y.max()) + 1))
     sets = {
-        "columns in another order": usual[:, torch.randperm(columns)],
-        "columns of different rows": torch.stack([column[torch.randperm(len(usual))] for column in usual.T], 1),
-        "noise": 3 * torch.randn_like(usual),
-        "scaled by 5": 5 * usual,
-        "moved by 3": usual + 3,
+        "columns in another order": held_out[:, torch.randperm(columns)],
+        "columns of different rows": torch.stack([column[torch.randperm(len(held_out))] for column in held_out.T], 1),
+        "noise": 3 * torch.randn_like(held_out),
+        "scaled by 5": 5 * held_out,
+        "moved by 3": held_out + 3,
         "not standardised": torch.tensor(values[half:], dtype=torch.float32),
     }
-    return Situation(trained(model, x[:half], y[:half], 60, 0.01), x[:half], usual, sets)
+    return Situation(trained(model, x[:half], y[:half], 60, 0.01), x[:half], held_out, sets)
 
 
 def texts(seed: int) -> Situation:
-    """Sentences of one topic in ten words; strange ones have none, all of them, or unseen words."""
+    """Sentences of ten words about one topic. OOD sentences have no topic, all topics, or unseen words."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(seed)
 
     def sentences(count: int, *sources: list[str]) -> Tensor:
-        """Three words of each source, the rest filler."""
+        """Sample sentences with three words of each source and filler words."""
         rows = []
         for _ in range(count):
             words = [word for source in sources for word in generator.choice(source, 3)]
@@ -121,16 +122,16 @@ def texts(seed: int) -> Situation:
 
 
 def images(data: str, network: str) -> Situation:
-    """Validation images against another alphabet, and images that are altered or made from nothing."""
+    """Validation images. OOD inputs: another alphabet, altered images and generated images."""
     subject = Subject(data, network, None if network == "resnet20" else QUICK, 2000 if network == "resnet20" else 5000)
     known, validation, _ = subject.parts()
-    own = sample(validation, 2 * IMAGES[network], 1)
-    usual = own.take(torch.arange(0, len(own), 2), "even")
-    base = own.take(torch.arange(1, len(own), 2), "odd")
-    sets = {kind: strangers.make(kind, base, 1) for kind in strangers.KINDS}
+    images = sample(validation, 2 * IMAGES[network], 1)
+    held_out = images.take(torch.arange(0, len(images), 2), "even")
+    base = images.take(torch.arange(1, len(images), 2), "odd")
+    sets = {kind: synthetic_ood.make(kind, base, 1) for kind in synthetic_ood.KINDS}
     sets["kmnist"] = replace(subject.fitted_to(sample(load("kmnist"), len(base), 1)), labels=None)
     inputs = {
-        name: torch.cat([x for (x,) in subject.inputs(found)]) for name, found in (sets | {"usual": usual}).items()
+        name: torch.cat([x for (x,) in subject.inputs(part)]) for name, part in (sets | {"held out": held_out}).items()
     }
     train = torch.cat([x for (x,) in subject.inputs(sample(known, FIT_IMAGES[network], 1))])
-    return Situation(subject.network(), train, inputs.pop("usual"), inputs)
+    return Situation(subject.network(), train, inputs.pop("held out"), inputs)

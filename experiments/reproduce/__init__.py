@@ -1,4 +1,4 @@
-"""Tables and figures of the paper, one file each: ``ifcomp reproduce NAME``."""
+"""Tables and figures of the paper, one module per study: ``ifcomp reproduce NAME``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from experiments.torchvision_shim import declare_missing_operators
 from ifcomp.errors import SettingError, StorageError
 from ifcomp.io.files import locked, remove_leftovers
 
-#: Every study by its name, in the order of the page of claims.
+#: Studies by name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
     for module in (
@@ -40,26 +40,26 @@ STUDIES: dict[str, Study] = {
     )
 }
 
-#: Where results go unless said otherwise.
+#: Default folder of the results.
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def reproduce(
     name: str, preset: str, results: Path = RESULTS, *, plot_only: bool = False, progress: bool | None = None
 ) -> dict[str, str]:
-    """Run a study or go on with it, and write its table, its plot and the page of claims.
+    """Run or resume a study, and write its table, its plot and the page of claims.
 
-    Scratch files of a run that was killed are removed. Only one process at a time works on a result.
+    Scratch files of an interrupted run are removed. A lock ensures that one process at a time works on a result.
 
     Args:
-        name: One of `STUDIES`.
-        preset: One of the study's.
+        name: Name of the study, one of `STUDIES`.
+        preset: Preset of the study.
         results: Folder of all results.
-        plot_only: Make table, plot and claims from the result file, and run nothing.
+        plot_only: Write table, plot and claims from the result file without running anything.
         progress: Show a progress bar; None shows it on terminals.
 
     Returns:
-        The files that were written, with what is in them.
+        Descriptions of the written files by path.
     """
     if name not in STUDIES:
         raise SettingError(f"There is no study '{name}'. Choose one of {', '.join(STUDIES)}.")
@@ -70,12 +70,12 @@ def reproduce(
     with locked(results / f"{name}-{preset}"):
         for file in (record.FILE, *publish.FILES) if folder.exists() else ():
             remove_leftovers(folder / file)
-        found = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
-        missing = record.unfinished(study, found)
+        result = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
+        missing = record.unfinished(study, result)
         if missing:
             raise StorageError(
                 f"'{name}', {preset}, is not finished: {', '.join(missing)}. Run without --plot-only first."
             )
         written = {str(folder / record.FILE): "all numbers, settings and versions"}
-        written |= publish.publish(study, found, folder)
-    return written | {str(publish.write_claims(STUDIES, results)): "the paper's claims beside what we find"}
+        written |= publish.publish(study, result, folder)
+    return written | {str(publish.write_claims(STUDIES, results)): "claims of the paper and our results"}

@@ -1,6 +1,6 @@
-"""The parts of stochastic complexity over a training run with wrong labels (the paper's figure of components).
+"""Components of stochastic complexity during a training with label noise (component figure of the paper).
 
-The runs are those of the study of mislabelled data. The paper's figure is of CIFAR-10 with human labels and ResNet-18.
+The trainings are those of the study of wrong labels. The paper uses CIFAR-10 with human labels and ResNet-18.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network of the study of mislabelled data.
-        noise: Kind of wrong labels.
-        betas: Inverse temperatures; 1 must be among them.
-        fit_examples: For the curvature.
-        scored_examples: Of the training data.
-        paper_damping: Absolute, in the paper's units, for every beta below 1.
+        subject: Network and data of the study of wrong labels.
+        noise: Kind of label noise.
+        betas: Inverse temperatures, including 1.
+        fit_examples: Number of examples of the curvature.
+        scored_examples: Number of scored training examples.
+        paper_damping: Absolute damping in the units of the paper.
     """
 
     subject: Subject
@@ -68,7 +68,7 @@ def _train(settings: Settings, _: Results) -> dict[str, Any]:
 
 
 def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
-    """AUROC of error, complexity at every beta, and sums, after one epoch."""
+    """Return the AUROC of error, complexity at every beta, and sums after one epoch."""
     subject, noisy = settings.subject, prepare(settings.subject, settings.noise)
     model = subject.training(noisy.data, noisy.validation).model(epoch)
     scored = noisy.sampled(settings.scored_examples, 1)
@@ -77,10 +77,10 @@ def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
     parameters = sum(value.numel() for value in model.parameters())
     complexity, error = {}, None
     for ifc in fit_grid(model, settings.betas, fit_data, fisher=subject.fisher):
-        found = ifc.score(batches, damping=settings.paper_damping / ifc.beta**2, linearized=True)
-        complexity[ifc.beta] = found.column("parametric_complexity")
+        table = ifc.score(batches, damping=settings.paper_damping / ifc.beta**2, linearized=True)
+        complexity[ifc.beta] = table.column("parametric_complexity")
         if ifc.beta == 1:
-            error = found.column("error")
+            error = table.column("error")
             audit = ifc.score(batches, damping=mislabel.DAMPING).column("stochastic_complexity")
     return {
         "memorised": memorised(subject, model, noisy),
@@ -92,10 +92,10 @@ def _epoch(settings: Settings, epoch: int, _: Results) -> dict[str, Any]:
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """Train, then one epoch after the other."""
+    """Train, then evaluate one epoch after the other."""
     recipe = settings.subject.recipe
-    kept = [epoch for epoch in range(1, recipe.total_epochs + 1) if recipe.keeps(epoch)]
-    return {"train": partial(_train, settings)} | {f"epoch {e}": partial(_epoch, settings, e) for e in kept}
+    stored = [epoch for epoch in range(1, recipe.total_epochs + 1) if recipe.keeps(epoch)]
+    return {"train": partial(_train, settings)} | {f"epoch {e}": partial(_epoch, settings, e) for e in stored}
 
 
 def _epochs(record: Record) -> dict[int, Any]:
@@ -104,7 +104,7 @@ def _epochs(record: Record) -> dict[int, Any]:
 
 
 def table(record: Record) -> str:
-    """One row an epoch."""
+    """Format one row per epoch."""
     settings, betas = record.settings, [str(beta) for beta in record.settings["betas"]]
     rows = []
     for epoch, row in _epochs(record).items():
@@ -113,14 +113,15 @@ def table(record: Record) -> str:
     end = COMPONENTS_END
     published = [end["error"], end["IF-COMP"], end["IF-COMP"], *(end[float(beta)] for beta in betas)]
     rows.append(["paper, end", "", *(f"{100 * value:.1f}" for value in published)])
-    words = (
-        f"AUROC in percent of wrong labels ({settings['noise']}, {settings['subject']['data']}, "
-        f"{settings['subject']['model']}). Parametric complexity with the paper's damping; the sum with the library's "
-        "audit settings (beta 1), and as the paper's figure suggests (error + complexity at the smallest beta over the "
-        "number of parameters). The paper's row is the end of its run on CIFAR-10 with human labels.\n\n"
+    text = (
+        f"AUROC of wrong labels in percent ({settings['noise']}, {settings['subject']['data']}, "
+        f"{settings['subject']['model']}). Parametric complexity uses the damping of the paper. The sum is shown with "
+        "the settings of label audits (beta 1), and as the figure of the paper suggests (error + complexity at the "
+        "smallest beta divided by the number of parameters). The last row is the end of the training in the paper, on "
+        "CIFAR-10 with human labels.\n\n"
     )
     header = ["epoch", "memorised", "error", "sum, audit", "sum, paper", *(f"complexity, beta {b}" for b in betas)]
-    return words + markdown(header, rows)
+    return text + markdown(header, rows)
 
 
 def _lines(axes: Axes, epochs: dict[int, Any], lines: dict[str, list[float]]) -> None:
@@ -132,7 +133,7 @@ def _lines(axes: Axes, epochs: dict[int, Any], lines: dict[str, list[float]]) ->
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Left the parts and their sum, right the complexity at every beta."""
+    """Plot the components and their sum (left) and the complexity at every beta (right)."""
     figure.set_size_inches(10, 4)
     left, right = figure.subplots(1, 2)
     epochs, betas = _epochs(record), [str(beta) for beta in record.settings["betas"]]
@@ -152,31 +153,31 @@ def draw(record: Record, figure: Figure) -> None:
 
 
 def claims(record: Record) -> list[Claim]:
-    """What the figure is said to show."""
+    """Compare the claims about the figure."""
     epochs = _epochs(record)
     last, peak = epochs[max(epochs)], max(epochs, key=lambda epoch: epochs[epoch]["error"])
     betas = sorted(last["complexity"], key=float)
-    cold, one = last["complexity"][betas[0]], last["complexity"]["1.0"]
+    smallest_beta, beta_one = last["complexity"][betas[0]], last["complexity"]["1.0"]
     worst = min(row["sum"] - row["error"] for row in epochs.values())
     end, data = COMPONENTS_END, record.settings["subject"]["data"]
     return [
         Claim(
-            f"{data}: error finds wrong labels early in training, and loses them as they are memorised",
+            f"{data}: error detects wrong labels early in training, and fails as they are memorised",
             f"{100 * 0.890:.1f} at epoch 5, {100 * end['error']:.1f} at the end",
             f"{100 * epochs[peak]['error']:.1f} at epoch {peak}, {100 * last['error']:.1f} at the end",
             epochs[peak]["error"] > last["error"],
         ),
         Claim(
-            f"{data}: at the end, parametric complexity at beta {betas[0]} tells wrong labels better than at beta 1",
+            f"{data}: at the end, parametric complexity detects wrong labels better at beta {betas[0]} than at beta 1",
             f"{100 * end[0.001]:.1f} and {100 * end[1.0]:.1f}",
-            f"{100 * cold:.1f} and {100 * one:.1f}",
-            cold > one,
+            f"{100 * smallest_beta:.1f} and {100 * beta_one:.1f}",
+            smallest_beta > beta_one,
         ),
         Claim(
             f"{data}: the sum is at least as good as the error throughout training",
             f"{100 * end['IF-COMP']:.1f} and {100 * end['error']:.1f} at the end",
             f"{100 * last['sum']:.1f} and {100 * last['error']:.1f} at the end (audit settings); at worst "
-            f"{100 * worst:+.1f} beside the error",
+            f"{100 * worst:+.1f} relative to the error",
             worst >= 0,
         ),
     ]

@@ -1,4 +1,4 @@
-"""Training runs with wrong labels, and where they stand: shared by the studies of mislabelled data."""
+"""Trainings with label noise and their stages, shared by the studies of wrong labels."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from torch import nn
 
 from experiments import noise
-from experiments.baselines.features import run_data
+from experiments.baselines.inference import run_data
 from experiments.datasets import Dataset, load, separate
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
 
-#: A run is in the middle when it has memorised so many of the wrong labels.
+#: Share of memorised wrong labels at the stage "middle".
 MIDDLE = 0.5
 STAGES = ("early", "middle", "late")
-#: Apart from the seeds of splits: one permutation for both would give the wrong labels to the held-out examples.
+#: Offset of noise seeds from the seeds of splits. Equal seeds would put the wrong labels into the held-out examples.
 NOISE_SEED = 1000
 
 
 @dataclass(frozen=True)
 class Noisy:
-    """What a network was trained on.
+    """Training data with label noise.
 
     Attributes:
-        data: With wrong labels.
-        wrong: bool [N].
-        validation: With clean labels, as in the paper's early stopping.
+        data: Training data with noisy labels.
+        wrong: Mask of the wrong labels, bool [N].
+        validation: Validation data with clean labels, as for early stopping in the paper.
     """
 
     data: Dataset
@@ -36,16 +36,16 @@ class Noisy:
     validation: Dataset
 
     def sampled(self, count: int | None, seed: int) -> Noisy:
-        """Only ``count`` of the examples, at random; None keeps all."""
+        """Return ``count`` random examples; None returns all."""
         if count is None:
             return self
-        marked = replace(self.data, labels=self.wrong.long())
-        data, wrong = (sample(one, count, seed) for one in (self.data, marked))
+        marks = replace(self.data, labels=self.wrong.long())
+        data, wrong = (sample(part, count, seed) for part in (self.data, marks))
         return replace(self, data=data, wrong=wrong.labels.bool())
 
 
 def apply(data: Dataset, kind: str, seed: int) -> Dataset:
-    """Training data with wrong labels: "symmetric 0.6", "asymmetric 0.3", "human random1" or "data-dependent"."""
+    """Add label noise: "symmetric 0.6", "asymmetric 0.3", "human random1" or "data-dependent"."""
     name, _, value = kind.partition(" ")
     if name == "symmetric":
         return noise.symmetric(data, float(value), seed=seed).data
@@ -56,7 +56,7 @@ def apply(data: Dataset, kind: str, seed: int) -> Dataset:
 
 
 def prepare(subject: Subject, kind: str) -> Noisy:
-    """The subject's training data with noise; the whole set gets it before examples are taken out."""
+    """Return the training data with noise. The noise is added to the whole set before it is split."""
     whole = subject.fitted_to(load(subject.data, "train"))
     clean, validation = separate(whole, subject.held_out)
     changed, _ = separate(apply(whole, kind, NOISE_SEED + subject.seed), subject.held_out)
@@ -66,17 +66,17 @@ def prepare(subject: Subject, kind: str) -> Noisy:
 
 
 def memorised(subject: Subject, model: nn.Module, noisy: Noisy) -> float:
-    """Share of the wrong labels that the network predicts."""
+    """Return the share of wrong labels that the network predicts."""
     part = noisy.data.take(noisy.wrong.nonzero()[:, 0], "wrong")
     outputs = run_data(model, subject.batches(part))
     return float((outputs.logits.argmax(1) == outputs.labels).double().mean())
 
 
 def stages(subject: Subject, noisy: Noisy) -> dict[str, Any]:
-    """Train, and find the epochs of the stages.
+    """Train, and return the epochs of the stages.
 
-    "early" is the best epoch on clean validation data, "middle" the first kept one after which at least half of the
-    wrong labels are memorised (or the last), "late" the last.
+    "early" is the best epoch on clean validation data, "middle" the first epoch with stored weights at which at least
+    half of the wrong labels are memorised (or the last epoch), and "late" the last epoch.
     """
     trained = subject.training(noisy.data, noisy.validation)
     shares = {kept.epoch: memorised(subject, trained.model(kept.epoch), noisy) for kept in trained.checkpoints}
@@ -95,5 +95,5 @@ def stages(subject: Subject, noisy: Noisy) -> dict[str, Any]:
 
 
 def at_stage(trained: Trained, stage: str, epoch: int) -> nn.Module:
-    """The network at a stage."""
+    """Return the network at a stage."""
     return trained.model("best" if stage == "early" else epoch)

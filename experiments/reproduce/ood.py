@@ -1,11 +1,10 @@
-"""Inputs from elsewhere: AUROC of parametric complexity beside the detectors of pytorch-ood (the paper's table of OOD).
+"""OOD detection: AUROC of parametric complexity and the detectors of pytorch-ood (OOD table of the paper).
 
-Beta and damping are chosen together on inputs that share no source with a reported data set: another real data set, and
-`strangers` that are made from validation images or from nothing. The detectors have their package's parameters, as
-given.
+Beta and damping are tuned jointly on inputs that share no source with a reported data set: another real data set, and
+`synthetic_ood` inputs. The detectors use the default parameters of pytorch-ood.
 
-The linearised hindsight probabilities ``p (1 + alpha/n IF)`` of the paper grow beyond 1. A variant caps them at 1, as
-probabilities are; then alpha matters, and is chosen too.
+The linearised hindsight probabilities ``p (1 + alpha/n IF)`` of the paper can exceed 1. A variant caps them at 1; its
+order depends on alpha, which is tuned too.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.baselines.interface import model_logits
-from experiments.baselines.ood import OOD_BASELINES, ood_scores
+from experiments.baselines.detectors import OOD_BASELINES
+from experiments.baselines.inference import model_logits
+from experiments.baselines.ood import ood_scores
 from experiments.datasets import Dataset, load
 from experiments.recipes import PAPER, QUICK
-from experiments.reproduce import strangers
+from experiments.reproduce import synthetic_ood
 from experiments.reproduce.paper import OOD as PAPER_NUMBERS
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     from ifcomp.curvature.factors import Damping
 
-#: Sets with this prefix are `strangers`, made from images of the network's own kind.
+#: Prefix of `synthetic_ood` data sets.
 MADE = "made-"
-#: The paper's names of detectors, where pytorch-ood has others.
+#: Names of detectors in the paper that differ from pytorch-ood.
 PAPER_NAMES = {"MaxLogit": "MLS", "RMD": "RMDS", "ViM": "VIM"}
 IFCOMP, CAPPED = "IF-COMP, tuned", "IF-COMP, capped, tuned"
-#: What the paper's numbers are of.
+#: Data sets of the paper.
 PAPER_SETS = {
-    "mnist": "The paper's far sets also have textures and places.",
+    "mnist": "The paper's far sets include textures and places.",
     "cifar10": "The paper's near sets are CIFAR-100 and TinyImageNet, its far sets MNIST, SVHN, textures and places.",
 }
 AS_PAPER, DEFAULT = "IF-COMP, the paper's beta and damping", "IF-COMP, default"
@@ -58,22 +58,22 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network.
-        near: Test sets that look like the training data.
-        far: Test sets that do not.
-        also: More test sets, reported beside them.
-        images: Of each test set.
-        tuning_near: Sets to tune on that look like the training data.
-        tuning_far: Sets to tune on that do not.
-        tuning_images: Of each of them.
-        fit_examples: Of the training data, for curvature and detectors; None takes all.
-        betas: To choose from.
-        dampings: To choose from, relative to a layer's mean; 0 is none.
-        alphas: To choose from, for capped hindsight probabilities.
-        paper_beta: As in the paper for this network.
-        paper_damping: Absolute, in the paper's units.
-        detectors: Names of `OOD_BASELINES`.
-        seed: Of samples and strangers.
+        subject: Network and data.
+        near: Near OOD test sets, similar to the training data.
+        far: Far OOD test sets.
+        also: Further test sets to report.
+        images: Number of images per test set.
+        tuning_near: Near OOD sets for tuning.
+        tuning_far: Far OOD sets for tuning.
+        tuning_images: Number of images per tuning set.
+        fit_examples: Number of training examples of curvature and detectors; None uses all.
+        betas: Candidates of beta.
+        dampings: Candidates of the damping, relative to the mean of a layer.
+        alphas: Candidates of alpha for capped hindsight probabilities.
+        paper_beta: Beta of the paper for this network.
+        paper_damping: Absolute damping of the paper, in its units.
+        detectors: Names in `OOD_BASELINES`.
+        seed: Seed of samples and synthetic inputs.
     """
 
     subject: Subject
@@ -95,16 +95,16 @@ class Settings:
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """All of them."""
+        """All test sets."""
         return (*self.near, *self.far, *self.also)
 
     @property
     def tuning_sets(self) -> tuple[str, ...]:
-        """All of them."""
+        """All tuning sets."""
         return (*self.tuning_near, *self.tuning_far)
 
 
-#: The paper's detectors, and as many that are often used.
+#: Detectors of the paper and other common detectors.
 _COMMON = (
     *("MSP", "MaxLogit", "Energy", "ODIN", "KNN", "RMD", "ViM", "GradNorm", "Gram"),
     *("Entropy", "GEN", "ReAct", "ASH", "SHE", "Mahalanobis"),
@@ -175,57 +175,58 @@ PRESETS = {
 
 
 def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
-    own = settings.subject.data
+    in_data = settings.subject.data
     sets = (*settings.test_sets, *settings.tuning_sets)
-    return (own, "train"), (own, "test"), *((name, "test") for name in sets if not name.startswith(MADE))
+    return (in_data, "train"), (in_data, "test"), *((name, "test") for name in sets if not name.startswith(MADE))
 
 
-def _images(settings: Settings, name: str, own: Dataset) -> Dataset:
-    """As many images as ``own`` has, as the network takes them: of a data set, or made from ``own``."""
+def _images(settings: Settings, name: str, in_data: Dataset) -> Dataset:
+    """Return OOD images of a data set, or generated from ``in_data``, as many as ``in_data`` has."""
     if name.startswith(MADE):
-        return strangers.make(name.removeprefix(MADE), own, settings.seed)
-    data = settings.subject.fitted_to(sample(load(name), len(own), settings.seed))
+        return synthetic_ood.make(name.removeprefix(MADE), in_data, settings.seed)
+    data = settings.subject.fitted_to(sample(load(name), len(in_data), settings.seed))
     return replace(data, labels=None)
 
 
 @lru_cache(maxsize=1)
 def _known(settings: Settings) -> Any:
-    """Training data for curvature and detectors."""
+    """Return the training data of curvature and detectors."""
     known, _, _ = settings.subject.parts()
     return settings.subject.batches(sample(known, settings.fit_examples or len(known), settings.seed))
 
 
 @lru_cache(maxsize=1)
 def _loaders(settings: Settings) -> dict[str, Any]:
-    """All test sets, the network's own as ``in``."""
-    own = sample(settings.subject.parts()[2], settings.images, settings.seed)
-    sets = {"in": own} | {name: _images(settings, name, own) for name in settings.test_sets}
+    """Return the inputs of all test sets; the in-distribution set is ``in``."""
+    in_data = sample(settings.subject.parts()[2], settings.images, settings.seed)
+    sets = {"in": in_data} | {name: _images(settings, name, in_data) for name in settings.test_sets}
     return {name: settings.subject.inputs(data) for name, data in sets.items()}
 
 
 @lru_cache(maxsize=1)
 def _fits(settings: Settings) -> dict[float, IFComp]:
-    """A predictor for every beta that is tried or reported."""
+    """Return the fitted predictors of all tuned and reported betas."""
     betas = list(dict.fromkeys((*settings.betas, settings.paper_beta, DEFAULT_BETA)))
     network = settings.subject.network()
     return dict(zip(betas, fit_grid(network, betas, _known(settings), fisher=settings.subject.fisher), strict=True))
 
 
 def _hindsight(ifc: IFComp, batches: Any, damping: Damping) -> tuple[Tensor, Tensor]:
-    """Probability at beta and influence of every label: [N, K] each."""
+    """Return probability at beta and influence of every label, [N, K] each."""
     inputs = [x for (x,) in batches]
     probability = torch.cat([(ifc.beta * model_logits(ifc.model, x)).softmax(1) for x in inputs])
     return probability, torch.cat([ifc.influence(x, damping=damping) for x in inputs])
 
 
 def complexity(probability: Tensor, influence: Tensor, count: int, alpha: float | None) -> np.ndarray:
-    """Parametric complexity [N] in nats; larger = more surprising.
+    """Return the parametric complexity [N] in nats; larger = more surprising.
 
     Args:
-        probability: At beta, [N, K].
-        influence: Of every label, [N, K].
-        count: Examples of the curvature, n.
-        alpha: With hindsight probabilities capped at 1; None takes the paper's form, whose order alpha does not change.
+        probability: Probability at beta, [N, K].
+        influence: Influence of every label, [N, K].
+        count: Number of examples of the curvature n.
+        alpha: Alpha of capped hindsight probabilities; None is the form of the paper, whose order does not depend on
+            alpha.
     """
     if alpha is None:
         return parametric_complexity(expected_influence(probability, influence), count).numpy()
@@ -233,8 +234,8 @@ def complexity(probability: Tensor, influence: Tensor, count: int, alpha: float 
 
 
 def _measured(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Metrics of every test set against the network's own test data."""
-    return {name: vars(ood_metrics(scores["in"], found)) for name, found in scores.items() if name != "in"}
+    """Return the metrics of every OOD set against the in-distribution set."""
+    return {name: vars(ood_metrics(scores["in"], values)) for name, values in scores.items() if name != "in"}
 
 
 def _network(settings: Settings, _: Results) -> dict[str, float]:
@@ -244,11 +245,11 @@ def _network(settings: Settings, _: Results) -> dict[str, float]:
 
 
 def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
-    """AUROC against validation images for every beta and damping; the mean over near and far sets chooses."""
+    """Evaluate all betas, dampings and alphas on the tuning sets, and select by the mean of near and far AUROC."""
     subject = settings.subject
-    own = sample(subject.parts()[1], 2 * settings.tuning_images, settings.seed)
-    half = torch.arange(len(own)) % 2 == 0
-    inside, base = own.take(half.nonzero()[:, 0], "even"), own.take((~half).nonzero()[:, 0], "odd")
+    in_data = sample(subject.parts()[1], 2 * settings.tuning_images, settings.seed)
+    half = torch.arange(len(in_data)) % 2 == 0
+    inside, base = in_data.take(half.nonzero()[:, 0], "even"), in_data.take((~half).nonzero()[:, 0], "odd")
     outside = {name: _images(settings, name, base) for name in settings.tuning_sets}
     rows = []
     for ifc in (_fits(settings)[beta] for beta in settings.betas):
@@ -258,14 +259,14 @@ def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
                 for name, data in {"in": inside, **outside}.items()
             }
             for alpha in (None, *settings.alphas):
-                scores = {name: complexity(*found, ifc.factors.count, alpha) for name, found in parts.items()}
+                scores = {name: complexity(*part, ifc.factors.count, alpha) for name, part in parts.items()}
                 aurocs = {name: row["auroc"] for name, row in _measured(scores).items()}
                 near, far = (
                     float(np.mean([aurocs[name] for name in names]))
                     for names in (settings.tuning_near, settings.tuning_far)
                 )
-                chosen = {"beta": ifc.beta, "damping": multiple, "alpha": alpha}
-                rows.append(chosen | {"near": near, "far": far, "auroc": aurocs})
+                setting = {"beta": ifc.beta, "damping": multiple, "alpha": alpha}
+                rows.append(setting | {"near": near, "far": far, "auroc": aurocs})
     return {
         name: max((row for row in rows if (row["alpha"] is None) == plain), key=lambda row: row["near"] + row["far"])
         for name, plain in ((IFCOMP, True), (CAPPED, False))
@@ -273,10 +274,10 @@ def _tuning(settings: Settings, _: Results) -> dict[str, Any]:
 
 
 def _ifcomp(settings: Settings, results: Results) -> dict[str, Any]:
-    """Metrics of the tuned, the paper's and the default beta and damping."""
+    """Return the metrics of the tuned settings, those of the paper and the default."""
     choices: dict[str, tuple[float, Any, float | None]] = {
-        name: (found["beta"], Relative(found["damping"]), found["alpha"])
-        for name, found in results["tuning"].items()
+        name: (row["beta"], Relative(row["damping"]), row["alpha"])
+        for name, row in results["tuning"].items()
         if name != "grid"
     }
     choices[AS_PAPER] = (settings.paper_beta, settings.paper_damping / settings.paper_beta**2, None)
@@ -287,12 +288,12 @@ def _ifcomp(settings: Settings, results: Results) -> dict[str, Any]:
     def parts(beta: float, damping: Any) -> dict[str, tuple[Tensor, Tensor]]:
         return {key: _hindsight(fits[beta], data, damping) for key, data in loaders.items()}
 
-    found = {}
+    metrics = {}
     for name, (beta, damping, alpha) in choices.items():
         count = fits[beta].factors.count
         scores = {key: complexity(*part, count, alpha) for key, part in parts(beta, damping).items()}
-        found[name] = {"beta": beta, "damping": repr(damping), "alpha": alpha, "sets": _measured(scores)}
-    return found
+        metrics[name] = {"beta": beta, "damping": repr(damping), "alpha": alpha, "sets": _measured(scores)}
+    return metrics
 
 
 def _detector(settings: Settings, name: str, _: Results) -> dict[str, Any]:
@@ -301,97 +302,97 @@ def _detector(settings: Settings, name: str, _: Results) -> dict[str, Any]:
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """Train, tune, score, then one detector after the other."""
-    found: dict[str, Step] = {
+    """Train, tune and score, then evaluate one detector after the other."""
+    named: dict[str, Step] = {
         "network": partial(_network, settings),
         "tuning": partial(_tuning, settings),
         "ifcomp": partial(_ifcomp, settings),
     }
-    return found | {f"detector {name}": partial(_detector, settings, name) for name in settings.detectors}
+    return named | {f"detector {name}": partial(_detector, settings, name) for name in settings.detectors}
 
 
 def summary(record: Record) -> dict[str, dict[str, float]]:
-    """For every method the AUROC in percent: mean over near and far sets, and of every set."""
+    """Return the AUROC of every method in percent: means over near and far sets, and of every set."""
     methods = dict(record.results.get("ifcomp", {}))
     prefix = "detector "
     methods |= {name.removeprefix(prefix): row for name, row in record.results.items() if name.startswith(prefix)}
-    found = {}
+    percents = {}
     for name, row in methods.items():
         aurocs = {key: 100 * metrics["auroc"] for key, metrics in row["sets"].items()}
         means = {split: float(np.mean([aurocs[key] for key in record.settings[split]])) for split in ("near", "far")}
-        found[name] = means | aurocs
-    return found
+        percents[name] = means | aurocs
+    return percents
 
 
 def _paper(record: Record, method: str) -> tuple[float, float] | None:
-    """The paper's near and far AUROC of a method on this data."""
+    """Return near and far AUROC of a method in the paper, or None."""
     known = PAPER_NUMBERS.get(record.settings["subject"]["data"], {})
     return known.get("IF-COMP" if method in (IFCOMP, CAPPED) else PAPER_NAMES.get(method, method))
 
 
 def table(record: Record) -> str:
-    """Methods from the best to the worst mean of near and far."""
+    """Format the AUROC of all methods, sorted by the mean of near and far."""
     settings, tuned = record.settings, record.results["tuning"]
     columns = ["near", "far", *settings["near"], *settings["far"], *settings["also"]]
-    found = sorted(summary(record).items(), key=lambda item: -(item[1]["near"] + item[1]["far"]))
+    methods = sorted(summary(record).items(), key=lambda item: -(item[1]["near"] + item[1]["far"]))
     rows = []
-    for name, values in found:
+    for name, values in methods:
         published = _paper(record, name)
         cells = [f"{values[column]:.2f}" for column in columns]
         bold = f"**{name}**" if name in (IFCOMP, CAPPED) else name
         rows.append([bold, *cells, f"{published[0]:.2f} / {published[1]:.2f}" if published else ""])
-    words = (
-        f"AUROC in percent, {settings['images']:,} images a set; near: {', '.join(settings['near'])}; far: "
+    text = (
+        f"AUROC in percent, {settings['images']:,} images per set; near: {', '.join(settings['near'])}; far: "
         f"{', '.join(settings['far'])}. Network: {settings['subject']['model']}, test accuracy "
-        f"{100 * record.results['network']['test_accuracy']:.2f} %. Tuned on validation images "
+        f"{100 * record.results['network']['test_accuracy']:.2f} %. Settings were tuned on validation images "
         f"against {', '.join(settings['tuning_near'])} (near) and {', '.join(settings['tuning_far'])} (far), which are "
-        f"not reported on: beta {tuned[IFCOMP]['beta']:g}, damping {tuned[IFCOMP]['damping']:g} times the mean; with "
+        f"not reported: beta {tuned[IFCOMP]['beta']:g}, damping {tuned[IFCOMP]['damping']:g} times the mean; with "
         f"hindsight probabilities capped at 1, beta {tuned[CAPPED]['beta']:g}, damping {tuned[CAPPED]['damping']:g} "
-        f"times the mean, alpha {tuned[CAPPED]['alpha']:g}. Detectors have the parameters of pytorch-ood, not tuned. "
-        f"Curvature and detectors see {settings['fit_examples'] or 'all'} training images. "
+        f"times the mean, alpha {tuned[CAPPED]['alpha']:g}. Detectors use the default parameters of pytorch-ood. "
+        f"Curvature and detectors use {settings['fit_examples'] or 'all'} training images. "
         f"{PAPER_SETS.get(settings['subject']['data'], '')}\n\n"
     )
-    return words + markdown(["method", *columns, "paper, near / far"], rows)
+    return text + markdown(["method", *columns, "paper, near / far"], rows)
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """What near and far AUROC lack to 100 % for every method, the best on top; logarithmic, because many come close."""
-    found = sorted(summary(record).items(), key=lambda item: item[1]["near"] + item[1]["far"])
-    figure.set_size_inches(8, 1.5 + 0.22 * len(found))
-    axes, places = figure.add_subplot(), np.arange(len(found))
+    """Plot 100 % minus near and far AUROC of every method on a logarithmic axis, best method on top."""
+    methods = sorted(summary(record).items(), key=lambda item: item[1]["near"] + item[1]["far"])
+    figure.set_size_inches(8, 1.5 + 0.22 * len(methods))
+    axes, positions = figure.add_subplot(), np.arange(len(methods))
     for index, (split, colour) in enumerate((("near", "tab:blue"), ("far", "tab:orange"))):
-        axes.plot([100 - values[split] for _, values in found], places, "o", color=colour, label=split)
-        published = {place: _paper(record, name) for place, (name, _) in enumerate(found)}
-        known = {place: 100 - numbers[index] for place, numbers in published.items() if numbers}
+        axes.plot([100 - values[split] for _, values in methods], positions, "o", color=colour, label=split)
+        published = {position: _paper(record, name) for position, (name, _) in enumerate(methods)}
+        known = {position: 100 - numbers[index] for position, numbers in published.items() if numbers}
         axes.plot(list(known.values()), list(known), "x", color=colour, label=f"{split}, paper")
-    axes.set_yticks(places, [name for name, _ in found])
-    for label, (name, _) in zip(axes.get_yticklabels(), found, strict=True):
+    axes.set_yticks(positions, [name for name, _ in methods])
+    for label, (name, _) in zip(axes.get_yticklabels(), methods, strict=True):
         label.set_fontweight("bold" if name.startswith("IF-COMP") else "normal")
-    axes.set(xscale="log", xlabel="100 - AUROC (%), smaller is better", ylim=(-0.7, len(found) - 0.3))
+    axes.set(xscale="log", xlabel="100 - AUROC (%), smaller is better", ylim=(-0.7, len(methods) - 0.3))
     axes.grid(axis="y", color="0.9")
     figure.legend(loc="outside lower center", ncols=4)
 
 
 def claims(record: Record) -> list[Claim]:
-    """High AUROC, and above every other detector: as the paper has it, and capped."""
-    found, data = summary(record), record.settings["subject"]["data"]
+    """Compare the AUROC of both forms with that of every other detector."""
+    aurocs, data = summary(record), record.settings["subject"]["data"]
     published = _paper(record, IFCOMP)
-    others = {name: values for name, values in found.items() if not name.startswith("IF-COMP")}
-    made = []
+    others = {name: values for name, values in aurocs.items() if not name.startswith("IF-COMP")}
+    statements = []
     for index, split in enumerate(("near", "far")):
         best = max(others, key=lambda name: others[name][split])
         number = f"{published[index]:.2f}" if published else "no number"
-        for method, words in ((IFCOMP, "parametric complexity"), (CAPPED, "parametric complexity, capped,")):
-            ours = found[method][split]
-            made.append(
+        for method, text in ((IFCOMP, "parametric complexity"), (CAPPED, "parametric complexity, capped,")):
+            ours = aurocs[method][split]
+            statements.append(
                 Claim(
-                    f"{data}: {words} detects {split} inputs better than every other detector",
+                    f"{data}: {text} detects {split} inputs better than every other detector",
                     f"{number}; best of 20 others is lower",
                     f"{ours:.2f}; best of {len(others)} others: {best} {others[best][split]:.2f}",
                     ours > others[best][split],
                 )
             )
-    return made
+    return statements
 
 
 STUDY = Study("ood", "Out-of-distribution detection: AUROC near and far", PRESETS, _needs, steps, table, draw, claims)

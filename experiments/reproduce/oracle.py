@@ -1,4 +1,4 @@
-"""Parametric complexity beside hindsight models that were really trained (the paper's figure of pNML validation)."""
+"""Parametric complexity against trained hindsight models (pNML validation figure of the paper)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network.
-        sets: Data sets whose test images get every label; the first is the network's own.
-        images: Of each.
-        training: Examples to stay close on, n.
+        subject: Network and data.
+        sets: Data sets whose test images are trained with every label; the first is that of the network.
+        images: Number of images per data set.
+        training: Number of training examples n of the KL terms.
         beta: Inverse temperature.
         lam: Weight of the squared distance; the damping is ``lam / (n beta^2)``.
-        tolerance: Of the training of hindsight models, in nats.
+        tolerance: Tolerance of the training of hindsight models in nats.
     """
 
     subject: Subject
@@ -76,10 +76,10 @@ def _known(settings: Settings) -> Any:
 
 
 def _truth(settings: Settings, name: str, _: Results) -> dict[str, Any]:
-    """Trained hindsight models; pairs of image and label are kept, so a stopped run goes on."""
+    """Train the hindsight models. Finished pairs of image and label are stored, so an interrupted run resumes."""
     folder = cache_folder() / "oracle"
     folder.mkdir(parents=True, exist_ok=True)
-    found = hindsight(
+    truth = hindsight(
         settings.subject.network(),
         _known(settings),
         _inputs(settings, name),
@@ -89,9 +89,9 @@ def _truth(settings: Settings, name: str, _: Results) -> dict[str, Any]:
         results=folder / "study.jsonl",
     )
     return {
-        "complexity": found.parametric_complexity.tolist(),
-        "converged": int(found.converged.sum()),
-        "pairs": found.converged.numel(),
+        "complexity": truth.parametric_complexity.tolist(),
+        "converged": int(truth.converged.sum()),
+        "pairs": truth.converged.numel(),
     }
 
 
@@ -103,34 +103,36 @@ def _fitted(settings: Settings) -> IFComp:
 
 
 def _methods(settings: Settings, name: str, _: Results) -> dict[str, list[float]]:
-    """What every method says about the complexity of every image; larger = more surprising."""
+    """Return the complexity of every image by every method; larger = more surprising."""
     ifc, x = _fitted(settings), _inputs(settings, name)
     influence = ifc.influence(x)
-    acnml = Acnml.from_ekfac(ifc.model, ifc.factors, damping=ifc.damping)
+    acnml = Acnml.from_ekfac(ifc)
     predicted = ifc.predict_proba(x, alpha=0.0).argmax(1, keepdim=True)
-    found = {
+    scores = {
         "GradNorm": gradnorm(ifc.model, [x]),
         "Self-IF": influence.gather(1, predicted).squeeze(1),
         "ACNML-EKFAC": acnml.hindsight_proba(x).sum(1).log(),
         "IF-COMP": ifc.parametric_complexity(x),
     }
-    return {key: np.asarray(values).tolist() for key, values in found.items()}
+    return {key: np.asarray(values).tolist() for key, values in scores.items()}
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """The cheap methods first, then the hindsight models of one data set after the other."""
-    found: dict[str, Step] = {f"{name}, methods": partial(_methods, settings, name) for name in settings.sets}
-    return found | {f"{name}, truth": partial(_truth, settings, name) for name in settings.sets}
+    """Evaluate the methods, then train the hindsight models of one data set after the other."""
+    named: dict[str, Step] = {f"{name}, methods": partial(_methods, settings, name) for name in settings.sets}
+    return named | {f"{name}, truth": partial(_truth, settings, name) for name in settings.sets}
 
 
 def correlations(record: Record) -> dict[str, dict[str, float]]:
-    """Pearson's R of every method with the truth, by data set and over all."""
+    """Return Pearson's R of every method with the hindsight models, by data set and over all."""
     done = [name for name in record.settings["sets"] if f"{name}, truth" in record.results]
-    found = {}
+    by_group = {}
     for group, names in {**{name: [name] for name in done}, "all": done}.items():
         truth = [value for name in names for value in record.results[f"{name}, truth"]["complexity"]]
-        found[group] = {method: float(np.corrcoef(truth, _values(record, names, method))[0, 1]) for method in METHODS}
-    return found
+        by_group[group] = {
+            method: float(np.corrcoef(truth, _values(record, names, method))[0, 1]) for method in METHODS
+        }
+    return by_group
 
 
 def _values(record: Record, names: list[str], method: str) -> list[float]:
@@ -138,49 +140,49 @@ def _values(record: Record, names: list[str], method: str) -> list[float]:
 
 
 def table(record: Record) -> str:
-    """Methods by data set."""
-    found, settings = correlations(record), record.settings
+    """Format the correlations by method and data set."""
+    by_group, settings = correlations(record), record.settings
     rows = [
-        [method, *(f"{found[group][method]:.3f}" for group in found), " / ".join(f"{v:.3f}" for v in published)]
+        [method, *(f"{by_group[group][method]:.3f}" for group in by_group), " / ".join(f"{v:.3f}" for v in published)]
         for method, published in PAPER_NUMBERS.items()
     ]
     truth = [row for name, row in record.results.items() if name.endswith(", truth")]
     pairs = sum(row["converged"] for row in truth), sum(row["pairs"] for row in truth)
-    words = (
-        f"Pearson's R with the parametric complexity of trained hindsight models, {settings['images']} images a set "
+    text = (
+        f"Pearson's R with the parametric complexity of trained hindsight models, {settings['images']} images per set "
         f"({settings['subject']['model']}, n = {settings['training']}, lambda = {settings['lam']:g}); {pairs[0]} of "
         f"{pairs[1]} pairs of image and label converged.\n\n"
     )
-    return words + markdown(["method", *found, "paper: CIFAR-10 / CIFAR-100 / MNIST / all"], rows)
+    return text + markdown(["method", *by_group, "paper: CIFAR-10 / CIFAR-100 / MNIST / all"], rows)
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Bars as in the paper."""
-    axes, found = figure.add_subplot(), correlations(record)
+    """Plot the correlations as bars, as in the paper."""
+    axes, by_group = figure.add_subplot(), correlations(record)
     for index, method in enumerate(METHODS):
-        places = np.arange(len(found)) + 0.2 * (index - 1.5)
-        axes.bar(places, [row[method] for row in found.values()], 0.2, label=method)
-    axes.set_xticks(range(len(found)), list(found))
+        positions = np.arange(len(by_group)) + 0.2 * (index - 1.5)
+        axes.bar(positions, [row[method] for row in by_group.values()], 0.2, label=method)
+    axes.set_xticks(range(len(by_group)), list(by_group))
     axes.axhline(0, color="k", linewidth=0.8)
     axes.set(ylabel="Pearson R")
     axes.legend()
 
 
 def claims(record: Record) -> list[Claim]:
-    """The highest correlation, on the network's own data and over all."""
-    found, made = correlations(record), []
-    for group, place in ((record.settings["sets"][0], 0), ("all", 3)):
-        others = {method: found[group][method] for method in METHODS if method != "IF-COMP"}
+    """Compare the claim of the highest correlation on the data of the network and over all data."""
+    by_group, statements = correlations(record), []
+    for group, column in ((record.settings["sets"][0], 0), ("all", 3)):
+        others = {method: by_group[group][method] for method in METHODS if method != "IF-COMP"}
         best = max(others, key=others.__getitem__)
-        made.append(
+        statements.append(
             Claim(
                 f"{group}: IF-COMP correlates best with trained hindsight models",
-                f"{PAPER_NUMBERS['IF-COMP'][place]:.3f}",
-                f"{found[group]['IF-COMP']:.3f}; best other: {best} {others[best]:.3f}",
-                found[group]["IF-COMP"] > others[best],
+                f"{PAPER_NUMBERS['IF-COMP'][column]:.3f}",
+                f"{by_group[group]['IF-COMP']:.3f}; best other: {best} {others[best]:.3f}",
+                by_group[group]["IF-COMP"] > others[best],
             )
         )
-    return made
+    return statements
 
 
 STUDY = Study("oracle", "Validation of the complexity by training", PRESETS, _needs, steps, table, draw, claims)

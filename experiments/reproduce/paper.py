@@ -1,6 +1,6 @@
-"""The paper's own numbers, as printed in its tables and figures."""
+"""Published numbers of the paper, from its tables and figures."""
 
-#: Table of OOD detection: AUROC near and far in percent.
+#: OOD table: near and far AUROC in percent.
 OOD = {
     "mnist": {
         "MSP": (91.45, 98.51),
@@ -28,7 +28,7 @@ OOD = {
     },
 }
 
-#: Table of mislabel detection: AUROC in percent, CIFAR-10.
+#: Mislabel table: AUROC in percent, CIFAR-10.
 MISLABEL = {
     "human": {"TracIn": 90.50, "EL2N": 73.38, "GraNd": 70.53, "Self-IF": 95.38, "IF-COMP": 96.86},
     "data-dependent": {"TracIn": 49.13, "EL2N": 52.18, "GraNd": 51.30, "Self-IF": 55.77, "IF-COMP": 88.07},
@@ -36,10 +36,10 @@ MISLABEL = {
     "symmetric": {"TracIn": 64.40, "EL2N": 51.61, "GraNd": 50.52, "Self-IF": 43.16, "IF-COMP": 97.83},
 }
 
-#: Figure of the components at epoch 200: AUROC of error, of the sum, and of the complexity by beta.
+#: Component figure at epoch 200: AUROC of error, sum, and complexity by beta.
 COMPONENTS_END = {"error": 0.620, "IF-COMP": 0.810, 1.0: 0.648, 0.5: 0.707, 0.1: 0.788, 0.001: 0.820}
 
-#: Figure of data pruning, CIFAR-10: test accuracy in percent by fraction.
+#: Pruning figure, CIFAR-10: test accuracy in percent by fraction.
 PRUNING = {
     "EL2N": {0.1: 95.40, 0.2: 95.24, 0.3: 95.31, 0.4: 95.08, 0.5: 95.17, 0.6: 94.31, 0.7: 91.62},
     "GraNd": {0.1: 95.26, 0.2: 95.19, 0.3: 95.21, 0.4: 95.25, 0.5: 94.94, 0.6: 94.43, 0.7: 91.64},
@@ -49,7 +49,7 @@ PRUNING = {
     "random": {0.1: 95.08, 0.2: 94.72, 0.3: 94.24, 0.4: 93.75, 0.5: 93.29, 0.6: 92.42, 0.7: 91.11},
 }
 
-#: Figure of ECE: medians over the corruptions of CIFAR-10-C at severity 1 to 5.
+#: ECE figure: medians over the corruptions of CIFAR-10-C at severities 1 to 5.
 ECE = {
     "MC dropout": (0.020, 0.038, 0.069, 0.111, 0.185),
     "SWAG-D": (0.019, 0.038, 0.058, 0.080, 0.145),
@@ -59,7 +59,7 @@ ECE = {
     "IF-COMP": (0.019, 0.018, 0.018, 0.019, 0.055),
 }
 
-#: The paper's tuned alpha, and from its ablation the median ECE at severity 1 to 5 for each alpha.
+#: Tuned alpha, and median ECE at severities 1 to 5 for each alpha of the ablation.
 PAPER_ALPHA = 0.15
 ECE_ALPHA = {
     0.0: (0.017, 0.030, 0.050, 0.069, 0.151),
@@ -71,7 +71,7 @@ ECE_ALPHA = {
     1.0: (0.043, 0.046, 0.051, 0.054, 0.054),
 }
 
-#: Figure of pNML validation: Pearson's R on CIFAR-10, CIFAR-100, MNIST and all.
+#: pNML validation figure: Pearson's R on CIFAR-10, CIFAR-100, MNIST and all.
 ORACLE = {
     "GradNorm": (0.569, 0.796, 0.190, 0.631),
     "Self-IF": (0.346, 0.743, 0.120, 0.455),

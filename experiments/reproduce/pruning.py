@@ -1,6 +1,6 @@
-"""Accuracy after training on less data, the lowest scores dropped first (the paper's figure of data pruning).
+"""Accuracy after training on a pruned data set, lowest scores dropped first (pruning figure of the paper).
 
-Clean labels. Every network sees as many batches as the one on all data: epochs grow by 1 / (1 - fraction).
+The labels are clean. The number of epochs is multiplied by 1 / (1 - fraction): the number of steps is constant.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from experiments.baselines.el2n import el2n
 from experiments.baselines.gradients import grand, tracin
-from experiments.baselines.losses import el2n
 from experiments.recipes import PAPER, QUICK, Recipe
 from experiments.reproduce.mislabel import checkpoints_until
 from experiments.reproduce.paper import PRUNING as PAPER_NUMBERS
@@ -39,12 +39,12 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network, trained on all data; its recipe must keep weights on the way for TracIn.
-        fractions: Of the data to drop.
-        seeds: Of the trainings on what is left.
-        short_runs: How many networks EL2N and GraNd average.
-        short_epochs: For how long those are trained.
-        fit_examples: For the curvature.
+        subject: Network and data. The recipe must store weights during training for TracIn.
+        fractions: Fractions of the data to drop.
+        seeds: Seeds of the trainings on the kept data.
+        short_runs: Number of networks of EL2N and GraNd.
+        short_epochs: Number of epochs of these networks.
+        fit_examples: Number of examples of the curvature.
     """
 
     subject: Subject
@@ -90,7 +90,7 @@ def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
 
 
 def _accuracy(subject: Subject, data: Any) -> float:
-    """Test accuracy of the network after its last epoch on ``data``."""
+    """Return the test accuracy after training on ``data``."""
     test = subject.parts()[2]
     return evaluate(subject.training(data, None).model(), subject.batches(test))[1]
 
@@ -101,7 +101,7 @@ def _none(settings: Settings, seed: int, _: Results) -> float:
 
 
 def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
-    """Every training example's rank by every method's score; larger = kept longer."""
+    """Return the ranks of all training examples by the score of every method; larger = kept longer."""
     subject = settings.subject
     data = subject.parts()[0]
     batches, trained = subject.batches(data), subject.training(data, None)
@@ -111,7 +111,7 @@ def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
     ]
     ifc = IFComp(trained.model(), AUDIT_BETA, fisher="exact", damping=PRUNING_DAMPING)
     audit = ifc.fit(subject.batches(sample(data, settings.fit_examples, subject.seed))).score(batches)
-    found = {
+    scores = {
         "EL2N": el2n(short, batches),
         "GraNd": grand(short, batches),
         "TracIn": tracin(checkpoints_until(trained, subject.recipe.epochs), batches),
@@ -119,11 +119,11 @@ def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
         "Self-IF": audit.column("influence"),
         "random": np.random.default_rng(subject.seed).random(len(data)),
     }
-    return {name: np.argsort(np.argsort(values, kind="stable")).tolist() for name, values in found.items()}
+    return {name: np.argsort(np.argsort(values, kind="stable")).tolist() for name, values in scores.items()}
 
 
 def kept(ranks: list[int], labels: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Positions of the training examples to keep, the lowest ranks dropped."""
+    """Return the positions of the training examples to keep; the lowest ranks are dropped."""
     columns = {"index": range(len(ranks)), "label": labels.numpy(), "stochastic_complexity": ranks}
     lists = keep_lists(ScoreTable(pd.DataFrame(columns), {}), [fraction])
     return torch.from_numpy(lists[fraction])
@@ -138,85 +138,92 @@ def _pruned(settings: Settings, method: str, fraction: float, seed: int, results
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """Train on all data, score it, then train on what is left."""
-    found: dict[str, Step] = {f"none, seed {seed}": partial(_none, settings, seed) for seed in settings.seeds}
-    found["ranks"] = partial(_ranks, settings)
+    """Train on all data, score it, then train on the kept data."""
+    named: dict[str, Step] = {f"none, seed {seed}": partial(_none, settings, seed) for seed in settings.seeds}
+    named["ranks"] = partial(_ranks, settings)
     for fraction in settings.fractions:
         for method in METHODS:
             for seed in settings.seeds:
                 step = partial(_pruned, settings, method, fraction, seed)
-                found[f"{method}, {fraction:g}, seed {seed}"] = step
-    return found
+                named[f"{method}, {fraction:g}, seed {seed}"] = step
+    return named
 
 
 def _over_seeds(record: Record, prefix: str) -> tuple[float, float] | None:
-    """Mean and standard deviation in percent."""
-    found = [100 * value for name, value in record.results.items() if name.startswith(f"{prefix}, seed ")]
-    return (float(np.mean(found)), float(np.std(found))) if found else None
+    """Return mean and standard deviation over seeds in percent, or None."""
+    percents = [100 * value for name, value in record.results.items() if name.startswith(f"{prefix}, seed ")]
+    return (float(np.mean(percents)), float(np.std(percents))) if percents else None
 
 
 def summary(record: Record) -> dict[str, dict[float, tuple[float, float]]]:
-    """Accuracy of every method by fraction."""
-    found = {}
+    """Return the accuracy of every method by fraction."""
+    accuracies = {}
     for method in METHODS:
         rows = {fraction: _over_seeds(record, f"{method}, {fraction:g}") for fraction in record.settings["fractions"]}
-        found[method] = {fraction: row for fraction, row in rows.items() if row}
-    return found
+        accuracies[method] = {fraction: row for fraction, row in rows.items() if row}
+    return accuracies
 
 
 def table(record: Record) -> str:
-    """Methods by fraction."""
+    """Format the accuracy by method and fraction."""
     settings, whole = record.settings, _over_seeds(record, "none")
     rows = [["no pruning", *(f"{whole[0]:.2f} ± {whole[1]:.2f}" for _ in settings["fractions"]), "95.28"]]
-    for method, found in summary(record).items():
-        cells = [f"{found[f][0]:.2f} ± {found[f][1]:.2f}" if f in found else "" for f in settings["fractions"]]
+    for method, accuracies in summary(record).items():
+        by_fraction = [accuracies.get(fraction) for fraction in settings["fractions"]]
+        cells = [f"{row[0]:.2f} ± {row[1]:.2f}" if row else "" for row in by_fraction]
         published = [f"{PAPER_NUMBERS[method].get(fraction, float('nan')):.2f}" for fraction in settings["fractions"]]
         rows.append([method, *cells, " / ".join(published)])
-    words = (
-        f"Test accuracy in percent after dropping a share of {settings['subject']['data']} ("
+    text = (
+        f"Test accuracy in percent after pruning {settings['subject']['data']} ("
         f"{settings['subject']['examples'] or 'all'} training examples, {settings['subject']['model']}), mean and "
-        f"standard deviation over {len(settings['seeds'])} seeds. The paper's numbers: CIFAR-10, ResNet-18.\n\n"
+        f"standard deviation over {len(settings['seeds'])} seeds. The numbers of the paper are for CIFAR-10 "
+        "and ResNet-18.\n\n"
     )
-    return words + markdown(["method", *(f"{100 * f:g} % dropped" for f in settings["fractions"]), "paper"], rows)
+    return text + markdown(["method", *(f"{100 * f:g} % dropped" for f in settings["fractions"]), "paper"], rows)
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Accuracy over the fraction, with standard deviations."""
+    """Plot accuracy over the fraction, with standard deviations."""
     axes = figure.add_subplot()
     axes.axhline(_over_seeds(record, "none")[0], color="k", linestyle="--", label="no pruning")
-    for method, found in summary(record).items():
-        mean, spread = np.array(list(found.values())).T
-        (line,) = axes.plot(list(found), mean, marker="o", label=method)
-        axes.fill_between(list(found), mean - spread, mean + spread, color=line.get_color(), alpha=0.12)
+    for method, accuracies in summary(record).items():
+        mean, spread = np.array(list(accuracies.values())).T
+        (line,) = axes.plot(list(accuracies), mean, marker="o", label=method)
+        axes.fill_between(list(accuracies), mean - spread, mean + spread, color=line.get_color(), alpha=0.12)
     axes.set(xlabel="fraction of data pruned", ylabel="test accuracy (%)")
     axes.legend(loc="lower left")
 
 
 def _compared(record: Record, first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    """By how much the first mean is larger, and the standard error of that."""
+    """Return the difference of two means and its standard error."""
     runs = len(record.settings["seeds"])
     return first[0] - second[0], float(np.hypot(first[1], second[1]) / np.sqrt(max(runs - 1, 1)))
 
 
 def claims(record: Record) -> list[Claim]:
-    """IF-COMP beside methods that need more, and beside chance; within one standard error nothing is said."""
-    found, made = summary(record), []
+    """Compare IF-COMP with methods that need checkpoints and with random pruning.
+
+    A difference to random within one standard error is inconclusive.
+    """
+    accuracies, statements = summary(record), []
     for fraction in record.settings["fractions"]:
-        if not all(fraction in found[method] for method in METHODS):
+        if not all(fraction in accuracies[method] for method in METHODS):
             continue
-        rows = {method: found[method][fraction] for method in METHODS}
+        rows = {method: accuracies[method][fraction] for method in METHODS}
         best = max(("EL2N", "GraNd", "TracIn"), key=lambda method: rows[method][0])
         names = ("IF-COMP", best, "random")
         ours = "; ".join(f"{name} {rows[name][0]:.2f} ± {rows[name][1]:.2f}" for name in names)
         published = {name: PAPER_NUMBERS[name].get(fraction) for name in names}
         paper = "; ".join(f"{name} {value:.2f}" for name, value in published.items()) if all(published.values()) else ""
-        what = f"{record.settings['subject']['data']}, {100 * fraction:g} % pruned: IF-COMP"
+        subject = f"{record.settings['subject']['data']}, {100 * fraction:g} % pruned: IF-COMP"
         lead, error = _compared(record, rows["IF-COMP"], rows[best])
-        made.append(Claim(f"{what} is similar to methods that need checkpoints", paper, ours, lead > -2 * error))
+        statements.append(
+            Claim(f"{subject} is similar to methods that need checkpoints", paper, ours, lead > -2 * error)
+        )
         lead, error = _compared(record, rows["IF-COMP"], rows["random"])
         better = None if abs(lead) <= error else lead > 0
-        made.append(Claim(f"{what} is better than random", paper, ours, better))
-    return made
+        statements.append(Claim(f"{subject} is better than random", paper, ours, better))
+    return statements
 
 
 STUDY = Study("pruning", "Dataset pruning: accuracy by share dropped", PRESETS, _needs, steps, table, draw, claims)

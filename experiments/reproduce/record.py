@@ -1,4 +1,4 @@
-"""Result files: written after every step, continued by the next run, and turned into tables, plots and claims."""
+"""Result files, written after every step and resumed by the next run."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PACKAGES = ("ifcomp", "torch", "numpy", "scikit-learn", "scipy", "pytorch-ood",
 
 
 def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None) -> Record:
-    """Run the steps that the result file does not have yet; the file is written after each.
+    """Run the steps that are missing in the result file, and write the file after each step.
 
     Args:
-        study: What to run.
-        preset: Name of its settings.
-        folder: Of the result file.
+        study: Study to run.
+        preset: Name of the settings.
+        folder: Folder of the result file.
         progress: Show a progress bar; None shows it on terminals.
 
     Raises:
-        SettingError: If there is no such preset, or the file was made with other settings.
-        MissingDataError: If data is missing; names all of it.
+        SettingError: If there is no such preset, or the file has other settings.
+        MissingDataError: If data is missing; the message names all missing files.
     """
     check_preset(study, preset)
     settings = study.presets[preset]
@@ -47,21 +47,19 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
     if (folder / FILE).exists():
         record = read(folder)
         if not _agree(record.settings, settings):
-            raise SettingError(
-                f"'{folder / FILE}' was made with other settings of '{preset}'. Delete it, or give another --out."
-            )
+            raise SettingError(f"'{folder / FILE}' has other settings of '{preset}'. Delete it, or give another --out.")
     pending = {name: step for name, step in study.steps(settings).items() if name not in record.results}
     if not pending:
         return record
     check_data(study.needs(settings))
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [*record.runs, _circumstances(study.name, preset)]
+    runs = [*record.runs, _environment(study.name, preset)]
     for name, step in track(list(pending.items()), f"{study.name}, {preset}", progress):
-        began, worked = time.perf_counter(), time.process_time()
-        found = json.loads(json.dumps(step(record.results), allow_nan=False))
-        passed, work = time.perf_counter() - began, time.process_time() - worked
-        done = {"seconds": round(passed, 1), "processor_seconds": round(work, 1), "run": len(runs) - 1}
-        results, steps = {**record.results, name: found}, {**record.steps, name: done}
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = json.loads(json.dumps(step(record.results), allow_nan=False))
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        step_record = {"seconds": round(seconds, 1), "processor_seconds": round(cpu_seconds, 1), "run": len(runs) - 1}
+        results, steps = {**record.results, name: result}, {**record.steps, name: step_record}
         record = Record(study.name, preset, plain, results, steps, runs)
         with written_atomically(folder / FILE) as scratch:
             scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
@@ -69,16 +67,16 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
 
 
 def check_preset(study: Study, preset: str) -> None:
-    """Raise SettingError unless the study has it."""
+    """Raise SettingError unless the study has the preset."""
     if preset not in study.presets:
         raise SettingError(f"'{study.name}' has no preset '{preset}'. Choose one of {', '.join(study.presets)}.")
 
 
 def read(folder: Path) -> Record:
-    """What a run has written so far.
+    """Read a result file.
 
     Raises:
-        StorageError: If there is no result, or it is not one.
+        StorageError: If the file is missing or invalid.
     """
     path = folder / FILE
     try:
@@ -91,13 +89,13 @@ def read(folder: Path) -> Record:
 
 
 def unfinished(study: Study, record: Record) -> list[str]:
-    """Steps that are still to be done."""
+    """Return the missing steps."""
     settings = study.presets.get(record.preset)
     return [] if settings is None else [name for name in study.steps(settings) if name not in record.results]
 
 
 def check_data(needed: Any) -> None:
-    """Raise one MissingDataError that names everything that is missing."""
+    """Raise one MissingDataError that names all missing data."""
     missing = []
     for name, split in dict.fromkeys(needed):
         try:
@@ -109,26 +107,27 @@ def check_data(needed: Any) -> None:
 
 
 def _agree(stored: Any, settings: Any) -> bool:
-    """Whether stored settings are these; what they lack because it came later must have its default."""
+    """Return whether stored settings agree. Fields that the stored settings lack must have their default."""
     if not is_dataclass(settings):
         return bool(stored == json.loads(json.dumps(settings)))
-    own = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
+    current = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
     return (
         isinstance(stored, dict)
-        and stored.keys() <= own.keys()
+        and stored.keys() <= current.keys()
         and all(
-            _agree(stored[key], value) if key in stored else value == default for key, (value, default) in own.items()
+            _agree(stored[key], value) if key in stored else value == default
+            for key, (value, default) in current.items()
         )
     )
 
 
 def _as_text(content: Any) -> str:
-    """Indented JSON in which lists of numbers and words take one line."""
+    """Return indented JSON with flat lists on one line."""
     text = json.dumps(content, indent=1)
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def _circumstances(study: str, preset: str) -> dict[str, Any]:
+def _environment(study: str, preset: str) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"ifcomp reproduce {study} --preset {preset}",
@@ -138,7 +137,7 @@ def _circumstances(study: str, preset: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reliability diagrams under pixelation (the paper's figure of reliability): accuracy over confidence."""
+"""Reliability diagrams under pixelation: accuracy over confidence (reliability figure of the paper)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.reproduce import calibration
-from experiments.reproduce.calibration import LAPLACE, METHODS, Settings, altered, methods, not_run, probabilities
+from experiments.reproduce.calibration import LAPLACE, METHODS, Settings, corrupted, methods, not_run, probabilities
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from ifcomp.tasks.calibration import ReliabilityCurve, plot_reliability, reliability_curve
@@ -17,48 +17,48 @@ from ifcomp.tasks.calibration import ReliabilityCurve, plot_reliability, reliabi
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Settings and networks are those of the study of calibration.
+#: Settings and networks of the study of calibration.
 PRESETS = {
-    name: replace(found, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
-    for name, found in calibration.PRESETS.items()
+    name: replace(preset, corruptions=("pixelate",), severities=(1, 5) if name == "digits" else (1, 3, 5))
+    for name, preset in calibration.PRESETS.items()
 }
 PRESETS |= {name: replace(PRESETS[name], images=120) for name in ("cifar10", "cifar10-resnet56")}
 
 
 def _method(settings: Settings, name: str, results: Results) -> dict[str, Any]:
-    predict, found = probabilities(settings, name, results), {}
+    predict, by_severity = probabilities(settings, name, results), {}
     for severity in settings.severities:
         kind = settings.corruptions[0]
-        curve = reliability_curve(predict(kind, severity), altered(settings, kind, severity).labels)
-        found[str(severity)] = {key: np.round(value, 5).tolist() for key, value in vars(curve).items()}
-    return found
+        curve = reliability_curve(predict(kind, severity), corrupted(settings, kind, severity).labels)
+        by_severity[str(severity)] = {key: np.round(value, 5).tolist() for key, value in vars(curve).items()}
+    return by_severity
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """Tune as the study of calibration does, then one method after the other."""
-    found: dict[str, Step] = {"tuning": partial(calibration.tuning, settings)}
-    return found | {name: partial(_method, settings, name) for name in methods(settings)}
+    """Tune as in the study of calibration, then evaluate one method after the other."""
+    named: dict[str, Step] = {"tuning": partial(calibration.tuning, settings)}
+    return named | {name: partial(_method, settings, name) for name in methods(settings)}
 
 
 def curves(record: Record, severity: int) -> dict[str, ReliabilityCurve]:
-    """Of every method that is done."""
-    found = {name: record.results[name][str(severity)] for name in METHODS if name in record.results}
-    return {name: ReliabilityCurve(**{key: np.array(v) for key, v in row.items()}) for name, row in found.items()}
+    """Return the curves of all evaluated methods."""
+    rows = {name: record.results[name][str(severity)] for name in METHODS if name in record.results}
+    return {name: ReliabilityCurve(**{key: np.array(v) for key, v in row.items()}) for name, row in rows.items()}
 
 
 def table(record: Record) -> str:
-    """ECE by severity."""
+    """Format ECE by severity."""
     severities = record.settings["severities"]
-    found = {severity: curves(record, severity) for severity in severities}
-    rows = [[name, *(f"{found[s][name].ece:.3f}" for s in severities)] for name in found[severities[0]]]
-    words = f"ECE of {record.settings['images']} pixelated test images ({record.settings['subject']['data']})."
-    return f"{words}{not_run(record)}\n\n" + markdown(
+    by_severity = {severity: curves(record, severity) for severity in severities}
+    rows = [[name, *(f"{by_severity[s][name].ece:.3f}" for s in severities)] for name in by_severity[severities[0]]]
+    text = f"ECE of {record.settings['images']} pixelated test images ({record.settings['subject']['data']})."
+    return f"{text}{not_run(record)}\n\n" + markdown(
         ["method", *(f"pixelate {severity}" for severity in severities)], rows
     )
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """One diagram a severity."""
+    """Plot one diagram per severity."""
     severities = record.settings["severities"]
     figure.set_size_inches(5 * len(severities), 5)
     for axes, severity in zip(figure.subplots(1, len(severities)), severities, strict=True):
@@ -68,10 +68,10 @@ def draw(record: Record, figure: Figure) -> None:
 
 
 def claims(record: Record) -> list[Claim]:
-    """Better calibrated than ACNML at the strongest pixelation; without that, than the Laplace approximation."""
-    found = curves(record, record.settings["severities"][-1])
-    rival, name = ("ACNML + SWAG-D", "ACNML") if "ACNML + SWAG-D" in found else (LAPLACE, "a last-layer Laplace")
-    ours, theirs = found[calibration.IFCOMP].ece, found[rival].ece
+    """Compare the calibration with ACNML, or with the Laplace approximation, at the strongest pixelation."""
+    last_curves = curves(record, record.settings["severities"][-1])
+    rival, name = ("ACNML + SWAG-D", "ACNML") if "ACNML + SWAG-D" in last_curves else (LAPLACE, "a last-layer Laplace")
+    ours, theirs = last_curves[calibration.IFCOMP].ece, last_curves[rival].ece
     text = f"ECE {ours:.3f} and {theirs:.3f}"
     return [Claim(f"pixelate 5: IF-COMP is better calibrated than {name}", "figure only", text, ours < theirs)]
 

@@ -1,7 +1,7 @@
-"""Hindsight models without proximal terms memorise every label (the paper's appendix on hindsight-optimal retraining).
+"""Hindsight models without proximal terms memorise every label (appendix of the paper on hindsight-optimal retraining).
 
-The paper trains from scratch on the whole training set with one example added; here a network goes on from its fitted
-weights, on the examples that it was trained on, which is cheaper and gives it less freedom.
+The paper trains from scratch on the whole training set with one example added. Here training continues from the fitted
+weights on the training examples of the network, which is cheaper and more restrictive.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        subject: The network.
-        sets: Data sets whose test images get every label.
-        images: Of each.
-        epochs: Of the refit.
+        subject: Network and data.
+        sets: Data sets whose test images are trained with every label.
+        images: Number of images per data set.
+        epochs: Number of epochs of the refit.
         rate: Learning rate of the refit.
-        batch_size: Of the refit.
+        batch_size: Batch size of the refit.
     """
 
     subject: Subject
@@ -76,9 +76,9 @@ def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
 
 def _refits(settings: Settings, name: str, _: Results) -> dict[str, Any]:
     subject = settings.subject
-    chosen = subject.fitted_to(sample(load(name), settings.images, seed=2))
-    (x,) = next(iter(subject.inputs(chosen)))
-    found = unrestricted_refit(
+    selected = subject.fitted_to(sample(load(name), settings.images, seed=2))
+    (x,) = next(iter(subject.inputs(selected)))
+    refits = unrestricted_refit(
         subject.network(),
         subject.batches(subject.parts()[0]),
         x,
@@ -88,19 +88,19 @@ def _refits(settings: Settings, name: str, _: Results) -> dict[str, Any]:
         seed=subject.seed,
     )
     return {
-        "before": found.base.numpy().round(5).tolist(),
-        "after": found.probability.numpy().round(5).tolist(),
-        "complexity": found.parametric_complexity.numpy().round(5).tolist(),
+        "before": refits.base.numpy().round(5).tolist(),
+        "after": refits.probability.numpy().round(5).tolist(),
+        "complexity": refits.parametric_complexity.numpy().round(5).tolist(),
     }
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """One data set after the other."""
+    """Evaluate one data set after the other."""
     return {name: partial(_refits, settings, name) for name in settings.sets}
 
 
 def table(record: Record) -> str:
-    """Probability of the added label before and after."""
+    """Format the probability of the added label before and after training."""
     rows = []
     for name, row in record.results.items():
         before, after = (np.array(row[key]) for key in ("before", "after"))
@@ -109,16 +109,16 @@ def table(record: Record) -> str:
         rows.append([name, f"{np.median(before):.4f}", *(f"{value:.3f}" for value in cells), complexity])
     classes = len(next(iter(record.results.values()))["after"][0])
     words = (
-        "Probability of an added label (every image with every label) after training without restriction, and the "
-        f"parametric complexity of each image in nats; the most there can be is log K = {math.log(classes):.3f}. The "
-        "paper finds probabilities close to 1 for every label.\n\n"
+        "Probability of the added label (every image with every label) after unrestricted training, and the parametric "
+        f"complexity of each image in nats, which is at most log K = {math.log(classes):.3f}. In the paper all "
+        "probabilities are close to 1.\n\n"
     )
-    header = ["images", "median before", "least", "median", "mean", "share above 0.5", "complexity"]
+    header = ["images", "median before", "minimum", "median", "mean", "share above 0.5", "complexity"]
     return words + markdown(header, rows)
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Every image's labels, after against before."""
+    """Plot the probability of every label after training over that before."""
     axes = figure.add_subplot()
     for name, row in record.results.items():
         before, after = (np.array(row[key]).flatten() for key in ("before", "after"))
@@ -128,11 +128,11 @@ def draw(record: Record, figure: Figure) -> None:
 
 
 def claims(record: Record) -> list[Claim]:
-    """All labels are memorised."""
+    """Compare the claim that all labels are memorised."""
     after = np.concatenate([np.array(row["after"]).flatten() for row in record.results.values()])
-    text = f"least {after.min():.3f}, mean {after.mean():.3f} of {len(after)} labels"
-    what = "without proximal terms, a refit gives every label a probability near 1"
-    return [Claim(what, "close to 1 for all 600", text, bool(after.min() > 0.9))]
+    text = f"minimum {after.min():.3f}, mean {after.mean():.3f} of {len(after)} labels"
+    claim = "without proximal terms, every label gets a probability near 1"
+    return [Claim(claim, "close to 1 for all 600", text, bool(after.min() > 0.9))]
 
 
 STUDY = Study("retraining", "Hindsight retraining without restriction", PRESETS, _needs, steps, table, draw, claims)

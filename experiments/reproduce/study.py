@@ -1,4 +1,4 @@
-"""What a study is: named steps whose results are plain JSON, and what can be made from that JSON alone."""
+"""Studies: named steps with JSON results, and table, plot and claims computed from these results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Results of the steps that are done, by name. What a step returns must survive JSON.
+#: Results of the finished steps by name. The result of a step must be JSON-serialisable.
 Results = Mapping[str, Any]
 Step = Callable[[Results], Any]
 
@@ -19,13 +19,13 @@ PRESET_NAMES = ("digits", "mnist", "cifar10", "cifar10-resnet56", "paper")
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper beside what we find.
+    """One claim of the paper and our result.
 
     Attributes:
-        claim: In words.
-        paper: The paper's number.
-        ours: Ours.
-        holds: Whether the statement holds in our numbers; None where they cannot say.
+        claim: The claim.
+        paper: Number of the paper.
+        ours: Our number.
+        holds: Whether the claim holds for our numbers; None if they are inconclusive.
     """
 
     claim: str
@@ -36,15 +36,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Record:
-    """The content of a result file.
+    """Content of a result file.
 
     Attributes:
         study: Name of the study.
-        preset: Name of its settings.
-        settings: As JSON.
-        results: By step.
-        steps: By step: seconds by the clock and of the processor, and which of the runs made it.
-        runs: When, with what command, software and hardware.
+        preset: Name of the settings.
+        settings: Settings as JSON.
+        results: Results by step.
+        steps: Wall-clock and processor seconds and index of the run, by step.
+        runs: Date, command, software and hardware of each run.
     """
 
     study: str
@@ -60,14 +60,14 @@ class Study:
     """A table or figure of the paper.
 
     Attributes:
-        name: On the command line.
-        title: What the paper calls it, and what it shows.
-        presets: Settings by preset: frozen dataclasses that JSON can hold.
-        needs: Data sets and their splits that settings need.
-        steps: What to run, in order; a step gets the results of those before it.
-        table: Markdown, ours beside the paper's.
-        draw: The paper's kind of figure.
-        claims: The paper's statements that these results speak to.
+        name: Name on the command line.
+        title: Title of the table or figure.
+        presets: Settings by preset: JSON-serialisable frozen dataclasses.
+        needs: Function that returns the required data sets and splits.
+        steps: Function that returns the steps in order. A step receives the results of the steps before it.
+        table: Function that formats our numbers and those of the paper as Markdown.
+        draw: Function that draws the figure.
+        claims: Function that compares the claims of the paper with the results.
     """
 
     name: str

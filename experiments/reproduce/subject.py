@@ -1,4 +1,4 @@
-"""The network that a study is about, and its data: trained by a recipe, or with published weights."""
+"""Network and data of a study: trained by a recipe, or with published weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Subject:
     Attributes:
         data: Name of the data set.
         model: Name of the network.
-        recipe: How it is trained; None takes published weights.
-        held_out: Examples for validation: of the training set, or, since published weights have seen all of that, of
-            the test set.
-        examples: Train on the first so many only; None takes all.
-        seed: Of the training.
+        recipe: Training recipe; None uses published weights.
+        held_out: Number of validation examples. They come from the training set, or from the test set for published
+            weights, which were trained on the whole training set.
+        examples: Number of training examples, the first of the data; None uses all.
+        seed: Seed of the training.
     """
 
     data: str
@@ -40,24 +40,22 @@ class Subject:
 
     @property
     def normalisation(self) -> Normalisation:
-        """Of the inputs."""
+        """Normalisation of the inputs."""
         return _NORMALISATIONS[self.data] if self.recipe else PRETRAINED[self.model][1]
 
     @property
     def fisher(self) -> FisherKind:
-        """How labels of the curvature are chosen: all of them, or, where a network is too slow for that, the paper's
-        one sample a pass.
-        """
+        """Labels of the Fisher: exact for LeNets; one sample per pass, as in the paper, for larger networks."""
         return "exact" if self.model.startswith("lenet") else "sampled"
 
     def fitted_to(self, data: Dataset) -> Dataset:
-        """Images in the size and colour that the network takes."""
+        """Convert images to the size and channels of the network."""
         size, channels = (28, 1) if self.model.startswith("lenet") else (32, 3)
         is_ready = data.images.shape[1:] == ((size, size) if channels == 1 else (size, size, channels))
         return data if is_ready else convert(data, size, channels)
 
     def parts(self) -> tuple[Dataset, Dataset, Dataset]:
-        """Training, validation and test data."""
+        """Return training, validation and test data."""
         known, test = (self.fitted_to(load(self.data, split)) for split in ("train", "test"))
         if self.recipe is None:
             test, validation = separate(test, self.held_out)
@@ -66,7 +64,7 @@ class Subject:
         return (known if self.examples is None else known.first(self.examples)), validation, test
 
     def training(self, data: Dataset, validation: Dataset | None, *, until: int | None = None) -> Trained:
-        """The network trained on ``data``, now or before."""
+        """Return the training on ``data``, from the cache if possible."""
         assert self.recipe is not None
         return train(
             self.model,
@@ -79,24 +77,24 @@ class Subject:
         )
 
     def network(self) -> nn.Module:
-        """Trained on the training data, in eval mode."""
+        """Return the network trained on the training data, in eval mode."""
         if self.recipe is None:
             return pretrained(self.model)[0]
         data, validation, _ = self.parts()
         return self.training(data, validation).model()
 
     def batches(self, data: Dataset, batch_size: int = 250) -> Batches:
-        """Inputs of the network; labels where there are any."""
+        """Return batches of inputs, with labels if present."""
         return Batches(data, self.normalisation, batch_size)
 
     def inputs(self, data: Dataset) -> Batches:
-        """Inputs of the network alone."""
+        """Return batches of inputs without labels."""
         return self.batches(replace(data, labels=None))
 
 
 def sample(data: Dataset, count: int, seed: int = 0) -> Dataset:
-    """``count`` examples at random, in the original order; all if there are no more."""
+    """Return ``count`` random examples in the original order; all if there are fewer."""
     if count >= len(data):
         return data
-    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    return data.take(chosen, f"sample{count}s{seed}")
+    selected = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    return data.take(selected, f"sample{count}s{seed}")

@@ -1,8 +1,8 @@
-"""Time of the pNML distribution for one input (the paper's table of inference times).
+"""Time of the pNML distribution per input (table of inference times of the paper).
 
-Nothing is timed here: the numbers are those of the benchmark ``table1`` (`benchmarks.suites.table1`), with where and
-when they were measured. What ``ifcomp bench table1 --threads 1`` has recorded is taken; what it has not is measured by
-the same code and recorded first. Time does not depend on the weights, so the networks are not trained.
+The numbers are those of the benchmark `benchmarks.suites.table1`, with date and hardware. Results of ``ifcomp bench
+table1 --threads 1`` are reused; missing ones are measured and stored. Networks are not trained, because time does not
+depend on the weights.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, ACNML, GRADNORM, PLAIN = "ours", "ACNML", "GradNorm", "GradNorm, ours"
-#: Names in the table, and in the paper's, of what the benchmark times.
+#: Names of the timed methods in our table and in the paper.
 METHODS = {
-    GRADNORM: ("GradNorm (vmap, as the paper's)", "GradNorm"),
+    GRADNORM: ("GradNorm (vmap, as in the paper)", "GradNorm"),
     PLAIN: ("GradNorm (this library)", None),
     ACNML: ("ACNML-EKFAC", "ACNML"),
     OURS: ("IF-COMP (this library)", "IF-COMP"),
@@ -40,9 +40,9 @@ class Settings:
     """Settings of the study.
 
     Attributes:
-        tiny: Small networks and few examples, nothing read or recorded: whether it runs, not how fast it is.
-        threads: Of torch.
-        rounds: Timed rounds; the best one counts.
+        tiny: Use small networks and few examples, and store nothing, to test that the study runs.
+        threads: Number of threads of torch.
+        rounds: Number of timed rounds; the best one is used.
     """
 
     tiny: bool
@@ -54,116 +54,118 @@ PRESETS = {"digits": Settings(tiny=True, rounds=1), "paper": Settings(tiny=False
 
 
 def _subject(settings: Settings, name: str, _: Results) -> dict[str, Any]:
-    """What the benchmark has recorded of a network, or measures now."""
+    """Return the stored result of a network, or measure it."""
     return asdict(_recorded(settings).get(name) or _measure(settings, name))
 
 
 def _recorded(settings: Settings) -> dict[str, recorded.Run]:
-    """Records of one processor by network: of one that has them all, this machine's first, or what this one's has."""
-    found: dict[str, dict[str, recorded.Run]] = {environment()["cpu"]: {}}
-    for own in [] if settings.tiny else recorded.read(SUITE.name, recorded.RESULTS):
-        if own.threads == settings.threads:
-            found.setdefault(own.processor, {})[own.subject] = own
-    here, *_ = found.values()
-    return next((runs for runs in found.values() if runs.keys() >= PAPER.keys()), here)
+    """Return stored results by network, of one processor.
+
+    The first processor with all networks is used, preferably that of this machine; otherwise this machine.
+    """
+    by_processor: dict[str, dict[str, recorded.Run]] = {environment()["cpu"]: {}}
+    for recorded_run in [] if settings.tiny else recorded.read(SUITE.name, recorded.RESULTS):
+        if recorded_run.threads == settings.threads:
+            by_processor.setdefault(recorded_run.processor, {})[recorded_run.subject] = recorded_run
+    here, *_ = by_processor.values()
+    return next((runs for runs in by_processor.values() if runs.keys() >= PAPER.keys()), here)
 
 
 def _measure(settings: Settings, name: str) -> recorded.Run:
     (section,) = SUITE.sections
     single = replace(SUITE, sections=(replace(section, subjects={name: section.subjects[name]}),))
     folder = None if settings.tiny else recorded.RESULTS
-    made = run([single], [settings.threads], settings.rounds, settings.tiny, folder, Console(quiet=True))
-    (found,) = made[SUITE.name]
-    return found
+    runs = run([single], [settings.threads], settings.rounds, settings.tiny, folder, Console(quiet=True))
+    (result,) = runs[SUITE.name]
+    return result
 
 
 def steps(settings: Settings) -> dict[str, Step]:
-    """One network after the other."""
+    """Evaluate one network after the other."""
     return {name: partial(_subject, settings, name) for name in PAPER}
 
 
 def measured(record: Record) -> dict[str, Measured]:
-    """The benchmark's measurements by network."""
+    """Return the measurements by network."""
     return {
-        name: Measured({key: Times(**own) for key, own in row["measured"]["times"].items()})
+        name: Measured({key: Times(**times) for key, times in row["measured"]["times"].items()})
         for name, row in record.results.items()
     }
 
 
 def table(record: Record) -> str:
-    """Milliseconds an input, and how many times as long as IF-COMP the others take."""
-    found, rows = measured(record), []
+    """Format milliseconds per input, and times relative to IF-COMP."""
+    networks, rows = measured(record), []
     for key, (title, published) in METHODS.items():
-        times = [f"{own.milliseconds(key):,.2f}" for own in found.values()]
-        paper = [f"{1e3 * PAPER[name][published]:,.4g}" if published else "" for name in found]
+        times = [f"{network.milliseconds(key):,.2f}" for network in networks.values()]
+        paper = [f"{1e3 * PAPER[name][published]:,.4g}" if published else "" for name in networks]
         rows.append([title, *times, *paper])
     for key in (ACNML, GRADNORM, PLAIN):
         title, published = METHODS[key]
-        ratios = [f"{own.ratio(key, OURS):,.2f}" for own in found.values()]
-        paper = [f"{PAPER[name][published] / PAPER[name]['IF-COMP']:,.2f}" if published else "" for name in found]
+        ratios = [f"{network.ratio(key, OURS):,.2f}" for network in networks.values()]
+        paper = [f"{PAPER[name][published] / PAPER[name]['IF-COMP']:,.2f}" if published else "" for name in networks]
         rows.append([f"{title} / IF-COMP", *ratios, *paper])
-    words = (
-        "Milliseconds an input for the pNML distribution over all labels, and ratios; random weights, on which time "
-        f"does not depend. ACNML takes five steps for every label (of 100 labels ten were fitted, and the time taken "
-        f"times ten). {_places(record)} The paper's were measured on an "
-        "A40 GPU.\n\n"
+    text = (
+        "Milliseconds per input for the pNML distribution over all labels, and ratios. The weights are random. ACNML "
+        "takes five steps per label; of 100 labels ten were fitted, and the time was multiplied by ten. "
+        f"{_sources(record)} The times of the paper are for an A40 GPU.\n\n"
     )
-    header = ["", *(f"{name}, ours" for name in found), *(f"{name}, paper" for name in found)]
-    return words + markdown(header, rows)
+    header = ["", *(f"{name}, ours" for name in networks), *(f"{name}, paper" for name in networks)]
+    return text + markdown(header, rows)
 
 
-def _places(record: Record) -> str:
-    """Where and when the benchmark measured."""
-    places = {
-        f"Measured by `ifcomp bench table1` on {own['date']} at commit {(own['commit'] or 'unknown')[:7]}, "
-        f"{own['threads']} thread of {own['cpu']}, torch {own['torch']}."
-        for own in (row["environment"] for row in record.results.values())
+def _sources(record: Record) -> str:
+    """Format date, commit and hardware of the measurements."""
+    sources = {
+        f"Measured by `ifcomp bench table1` on {where['date']} at commit {(where['commit'] or 'unknown')[:7]}, "
+        f"{where['threads']} thread of {where['cpu']}, torch {where['torch']}."
+        for where in (row["environment"] for row in record.results.values())
     }
     loads = ", ".join(f"{row['environment']['load']:.1f}" for row in record.results.values())
-    return f"{' '.join(sorted(places))} Load of the machine at the end of each network: {loads}."
+    return f"{' '.join(sorted(sources))} Load at the end of each network: {loads}."
 
 
 def draw(record: Record, figure: Figure) -> None:
-    """Time in that of IF-COMP, ours beside the paper's."""
-    axes, found = figure.add_subplot(), measured(record)
-    places = np.arange(len(found))
+    """Plot times relative to IF-COMP, ours and those of the paper."""
+    axes, networks = figure.add_subplot(), measured(record)
+    positions = np.arange(len(networks))
     keys = [key for key in METHODS if key != OURS]
     for index, key in enumerate(keys):
         title, published = METHODS[key]
-        shifted = places + 0.27 * (index - 1)
-        axes.bar(shifted, [own.ratio(key, OURS) for own in found.values()], 0.25, label=title)
+        shifted = positions + 0.27 * (index - 1)
+        axes.bar(shifted, [network.ratio(key, OURS) for network in networks.values()], 0.25, label=title)
         if published:
-            axes.plot(shifted, [PAPER[name][published] / PAPER[name]["IF-COMP"] for name in found], "kx")
+            axes.plot(shifted, [PAPER[name][published] / PAPER[name]["IF-COMP"] for name in networks], "kx")
     axes.plot([], [], "kx", label="in the paper")
     axes.axhline(1, color="0.4", linewidth=1)
-    axes.set_xticks(places, list(found))
-    axes.set(yscale="log", ylabel="time / that of IF-COMP")
+    axes.set_xticks(positions, list(networks))
+    axes.set(yscale="log", ylabel="time / time of IF-COMP")
     axes.set_ylim(top=10 * axes.get_ylim()[1])
     axes.legend(loc="upper left", ncols=2)
 
 
 def claims(record: Record) -> list[Claim]:
-    """What the caption of the paper's table says."""
+    """Compare the claims in the caption of the table."""
     if record.settings["tiny"]:
         return []
-    found, small = measured(record), next(iter(PAPER))
-    own, published = found[small], PAPER[small]
-    ratio = 1 / own.ratio(PLAIN, OURS)
-    made = [
+    networks, small = measured(record), next(iter(PAPER))
+    network, published = networks[small], PAPER[small]
+    ratio = 1 / network.ratio(PLAIN, OURS)
+    statements = [
         Claim(
-            f"{small}: IF-COMP is almost as quick as a gradient norm",
+            f"{small}: IF-COMP is almost as fast as a gradient norm",
             f"{published['IF-COMP'] / published['GradNorm']:.2f} times as long",
-            f"{ratio:.2f} times as long as our gradient norm, {1 / own.ratio(GRADNORM, OURS):.2f} times as that "
+            f"{ratio:.2f} times as long as our gradient norm, {1 / network.ratio(GRADNORM, OURS):.2f} times as long as "
             "with vmap",
             ratio < 1.25,
         )
     ]
-    for name, least in zip(PAPER, (7, 10, 10), strict=True):
+    for name, factor in zip(PAPER, (7, 10, 10), strict=True):
         speedup = PAPER[name]["ACNML"] / PAPER[name]["IF-COMP"]
-        ours = found[name].ratio(ACNML, OURS)
-        text = f"{name}: IF-COMP is {least} times as quick as ACNML"
-        made.append(Claim(text, f"{speedup:.1f} times", f"{ours:.0f} times", ours > least))
-    return made
+        ours = networks[name].ratio(ACNML, OURS)
+        text = f"{name}: IF-COMP is {factor} times as fast as ACNML"
+        statements.append(Claim(text, f"{speedup:.1f} times", f"{ours:.0f} times", ours > factor))
+    return statements
 
 
 STUDY = Study("timing", "Inference time of the pNML distribution", PRESETS, lambda _: (), steps, table, draw, claims)

@@ -1,4 +1,4 @@
-"""Which training examples stand behind a label: influence between a query and every training example."""
+"""Training examples that support or contradict a label: influence between a query and every training example."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from ifcomp.influence.cross import whitened_gradients
 from ifcomp.progress import track
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
 
-#: Bytes that the whitened gradients of the queries may take; more of them take another pass over the training data.
+#: Memory limit of the whitened query gradients, in bytes. More queries need further passes over the training data.
 QUERY_BYTES = 1 << 30
 
-#: What each column means.
+#: Meaning and unit of each column.
 DESCRIPTIONS = {
-    "query": "position of the explained example in what was given",
-    "role": "'supports': the model would find the query's label less likely without this training example; "
+    "query": "position of the explained example among the queries",
+    "role": "'supports': without this training example the label of the query would be less likely; "
     "'contradicts': more likely",
     "rank": "1 = strongest",
     "index": "position of the training example in the training data",
-    "label": "its label",
-    "effect": "how much removing it would raise the codelength of the query's label, to first order, in nats; "
-    "positive supports, negative contradicts",
+    "label": "label of the training example",
+    "effect": "increase of the codelength of the query's label if the training example were removed, to first order, "
+    "in nats; positive supports, negative contradicts",
 }
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The training examples that most support and most contradict the labels of some queries.
+    """The training examples that most support and most contradict the labels of the queries.
 
     Attributes:
-        frame: Up to k rows of each role for each query, strongest first; see `descriptions`.
+        frame: Up to k rows per query and role, strongest first; see `descriptions`.
     """
 
     frame: pd.DataFrame
@@ -51,13 +51,13 @@ class Explanation:
         return dict(DESCRIPTIONS)
 
     def of(self, query: int) -> pd.DataFrame:
-        """The rows of one query."""
+        """Return the rows of one query."""
         return self.frame[self.frame["query"] == query]
 
 
 @dataclass
 class _Strongest:
-    """The k largest effects seen so far, [Q, k], with the positions and labels they belong to."""
+    """The k largest effects so far, [Q, k], with positions and labels of their training examples."""
 
     effects: Tensor
     positions: Tensor
@@ -76,54 +76,58 @@ def explain(
     query: Batch,
     train: Iterable[Any],
     count: int,
-    own_positions: Sequence[int] | None,
+    train_positions: Sequence[int] | None,
     progress: bool | None,
 ) -> Explanation:
-    """One pass over the training data for as many queries as fit in `QUERY_BYTES`.
+    """Find the training examples that most support and most contradict the label of each query.
+
+    The effect of training example i on query q is ``g_q^T (G + delta)^-1 g_i / n`` in nats. One pass over the training
+    data serves as many queries as fit in `QUERY_BYTES`.
 
     Args:
         evaluation: Fitted curvature.
-        query: The labelled examples to explain.
-        train: The training data with labels; iterated again for each further group of queries.
-        count: Rows of each role for a query.
-        own_positions: Where each query itself is in the training data, to leave it out.
+        query: Labelled examples to explain.
+        train: Training data with labels. It is read again for each further group of queries.
+        count: Rows per query and role.
+        train_positions: Position of each query in the training data, to exclude it. None excludes nothing.
         progress: Show a progress bar; None shows it on terminals.
     """
     if not isinstance(count, int) or count < 1:
         raise SettingError(f"k must be a whole number of at least 1, but is {count!r}.")
-    if own_positions is not None and len(own_positions) != query.size:
-        raise DataError(f"{len(own_positions)} positions for {query.size} queries. Give the position of each query.")
+    if train_positions is not None and len(train_positions) != query.size:
+        raise DataError(f"{len(train_positions)} positions for {query.size} queries. Give the position of each query.")
     parameters = sum(block.size for block in evaluation.recorder.blocks)
     step = max(1, QUERY_BYTES // (parameters * evaluation.recorder.dtype.itemsize))
     frames = []
     for first in range(0, query.size, step):
-        some = query.select(slice(first, first + step))
-        own = None if own_positions is None else torch.as_tensor(own_positions[first : first + step], device="cpu")
+        group = slice(first, first + step)
+        excluded = None if train_positions is None else torch.as_tensor(train_positions[group], device="cpu")
         batches = as_batches(track(train, "comparing with the training data", progress))
-        found = _explain_group(evaluation, some, batches, count, own)
-        frames += [_rows(strongest, role, first) for role, strongest in found.items()]
+        strongest = _explain_group(evaluation, query.select(group), batches, count, excluded)
+        frames += [_rows(strongest[role], role, first) for role in strongest]
     frame = pd.concat(frames, ignore_index=True).sort_values(["query", "role", "rank"], ascending=[True, False, True])
     return Explanation(frame.reset_index(drop=True))
 
 
 def _explain_group(
-    evaluation: Evaluation, query: Batch, train: Iterable[Batch], count: int, own: Tensor | None
+    evaluation: Evaluation, query: Batch, train: Iterable[Batch], count: int, excluded: Tensor | None
 ) -> dict[str, _Strongest]:
+    """Return the strongest effects per role; ``excluded`` [Q] is the training position to leave out per query."""
     queries = _whitened_queries(evaluation, query)
     empty = torch.zeros(query.size, 0, device="cpu")
-    found = {sign: _Strongest(empty.double(), empty.long(), empty.long()) for sign in (1, -1)}
+    by_sign = {sign: _Strongest(empty.double(), empty.long(), empty.long()) for sign in (1, -1)}
     position = 0
-    for piece, effects in _effects(evaluation, queries, query.size, train):
-        positions = torch.arange(position, position + piece.size, device="cpu")
-        position += piece.size
-        assert piece.labels is not None
-        for sign, strongest in found.items():
+    for microbatch, effects in _effects(evaluation, queries, query.size, train):
+        positions = torch.arange(position, position + microbatch.size, device="cpu")
+        position += microbatch.size
+        assert microbatch.labels is not None
+        for sign, strongest in by_sign.items():
             signed = sign * effects
-            if own is not None:
-                signed = signed.masked_fill(positions == own.unsqueeze(1), -torch.inf)
-            strongest.update(signed, positions, piece.labels.cpu(), count)
-    found[-1].effects = -found[-1].effects
-    return {"supports": found[1], "contradicts": found[-1]}
+            if excluded is not None:
+                signed = signed.masked_fill(positions == excluded.unsqueeze(1), -torch.inf)
+            strongest.update(signed, positions, microbatch.labels.cpu(), count)
+    by_sign[-1].effects = -by_sign[-1].effects
+    return {"supports": by_sign[1], "contradicts": by_sign[-1]}
 
 
 def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]:
@@ -159,6 +163,7 @@ def _whitened(evaluation: Evaluation, microbatch: Microbatch) -> Iterator[tuple[
 
 
 def _rows(strongest: _Strongest, role: str, first_query: int) -> pd.DataFrame:
+    """Return one table row per query and rank, without effects of the wrong sign or excluded examples."""
     queries, count = strongest.effects.shape
     frame = pd.DataFrame(
         {
@@ -170,5 +175,5 @@ def _rows(strongest: _Strongest, role: str, first_query: int) -> pd.DataFrame:
             "effect": strongest.effects.flatten().numpy(),
         }
     )
-    right = frame["effect"] > 0 if role == "supports" else frame["effect"] < 0
-    return frame[right & frame["effect"].abs().lt(float("inf"))]
+    has_role = frame["effect"] > 0 if role == "supports" else frame["effect"] < 0
+    return frame[has_role & frame["effect"].abs().lt(float("inf"))]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _MARGIN = 1.15
 
 #: Peak bytes of one microbatch without a limit.
-MICROBATCH_BYTES = 2**30
+MICROBATCH_BYTES = 2**28
 
 #: Largest number of examples in a microbatch; more gain nothing.
 _MAX_EXAMPLES = 512

@@ -1,6 +1,8 @@
-"""Choose beta and alpha on held-out data: one fit and one influence pass for each beta, everything else from arrays.
+"""Selection of beta and alpha on held-out data.
 
-Codelengths are in nats. Of NLL, ECE and Brier score smaller is better; of accuracy and AUROC larger.
+All betas are fitted in the same two passes. Each beta then needs one influence pass over the held-out data; the search
+over alpha reuses these arrays. Codelengths are in nats. Smaller NLL, ECE and Brier score are better; larger accuracy
+and AUROC are better.
 """
 
 from __future__ import annotations
@@ -20,38 +22,40 @@ from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
-from ifcomp.tasks.calibration import fitted_inverse_temperature, pnml_grid
+from ifcomp.tasks.calibration import pnml_grid
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
+from ifcomp.tasks.simple_scores import fit_temperature
 
 Objective = Literal["nll", "ece"]
 
-#: A wide logarithmic grid, three to a decade: the scale of alpha depends on the number of parameters and on damping.
+#: Default alphas: 0 and a logarithmic grid with three values per decade. The best alpha depends on the number of
+#: parameters and on the damping, so the grid is wide.
 ALPHAS: tuple[float, ...] = (0.0, *(float(f"{alpha:.2g}") for alpha in np.logspace(-6, 2, 25)))
 
-#: The default betas are 1 and these multiples of the fitted inverse temperature. pNML adds doubt, so the best beta lies
-#: above the fitted one: at 1.2 to 1.3 times it for three networks on digits with shifted validation data, never below.
+#: The default betas are 1 and these multiples of the fitted inverse temperature. pNML flattens the distribution, so the
+#: best beta is larger than the fitted one: 1.2 to 1.3 times for three networks on digits with shifted validation data.
 BETA_MULTIPLES = (1.0, 1.25, 1.6)
 
-#: For out-of-distribution detection: from nearly the uniform limit, which suits wide networks, to a confident one.
+#: Default betas for out-of-distribution detection. Small values suit wide networks.
 OOD_BETAS = (0.001, 0.1, 0.3, 0.66, 1.0, 2.0)
 
-#: How far held-out accuracy may fall below the model's own where accuracy is held: not by a single example.
+#: Largest allowed loss of held-out accuracy with ``objective="ece"``, relative to the model.
 ACCURACY_TOLERANCE = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A fitted predictor with the settings that were best on held-out data.
+    """Fitted predictor and the best settings on held-out data.
 
     Attributes:
-        predictor: Fitted at ``beta``, with the damping of the search.
-        beta: Inverse temperature.
-        alpha: Weight of an example beside a training example.
-        keep_argmax: Whether the variant that never changes the predicted class was asked for.
-        frame: Every combination: ``beta``, ``alpha``, ``keep_argmax``, ``nll``, ``ece``, ``accuracy``, ``brier``, and
-            ``allowed``, whether it could have been chosen. The first row is the model itself.
-        chosen: The row of the frame that was chosen.
-        inverse_temperature: That of plain temperature scaling with the smallest held-out NLL.
+        predictor: Predictor fitted at ``beta``, with the damping of the search.
+        beta: Selected inverse temperature.
+        alpha: Selected weight of an example relative to one training example.
+        keep_argmax: Whether the selection was restricted to the form that keeps the predicted class.
+        frame: One row per combination: ``beta``, ``alpha``, ``keep_argmax``, ``nll``, ``ece``, ``accuracy``, ``brier``,
+            and ``allowed``, which marks the candidates of the selection. The first row is the model itself.
+        chosen: Index of the selected row.
+        inverse_temperature: Inverse temperature of plain temperature scaling with the smallest held-out NLL.
     """
 
     predictor: IFComp
@@ -64,7 +68,7 @@ class Tuned:
 
     @property
     def nll(self) -> float:
-        """Held-out NLL of the chosen settings in nats: with the objective "nll" never above ``base_nll``."""
+        """Held-out NLL of the selected settings in nats. With ``objective="nll"`` it is at most ``base_nll``."""
         return float(self.frame["nll"][self.chosen])
 
     @property
@@ -83,19 +87,20 @@ class Tuned:
         return float(self.frame["accuracy"][0])
 
     def predict_proba(self, x: Any) -> Tensor:
-        """The pNML distribution of inputs with the chosen settings, [B, K]."""
+        """Return the pNML distribution of inputs with the selected settings, [B, K]."""
         return self.predictor.predict_proba(x, self.alpha, keep_argmax=self.keep_argmax)
 
 
 @dataclass(frozen=True, eq=False)
 class OODChoice:
-    """A fitted predictor with the beta that was best for out-of-distribution detection.
+    """Fitted predictor and the best beta for out-of-distribution detection.
 
     Attributes:
-        predictor: Fitted at ``beta``, with the damping of the search.
-        beta: Inverse temperature.
-        rule: "auroc" on out-of-distribution validation data; "codelength" where there was none.
-        frame: What it was chosen by: for each ``beta`` the fields of `OODMetrics`, or the frame of `Tuned`.
+        predictor: Predictor fitted at ``beta``, with the damping of the search.
+        beta: Selected inverse temperature.
+        rule: Selection rule: "auroc" with out-of-distribution validation data, "codelength" without.
+        frame: Values behind the selection. For "auroc" one row per ``beta`` with the fields of `OODMetrics`; for
+            "codelength" the frame of `Tuned`.
     """
 
     predictor: IFComp
@@ -107,15 +112,15 @@ class OODChoice:
 def fit_grid(
     model: nn.Module, betas: Sequence[float], data: Iterable[Any], *, progress: bool | None = None, **settings: Any
 ) -> list[IFComp]:
-    """A predictor for each beta, fitted on the same data in the same two passes.
+    """Fit one predictor per beta in the same two passes over the data.
 
     Args:
-        model: The classifier.
+        model: Classifier.
         betas: Inverse temperatures.
         data: Training data, as for `IFComp.fit`.
         progress: Show a progress bar; None shows it on terminals.
-        **settings: Of `IFComp`. Here ``fisher`` is "exact" unless said otherwise: differences between betas should not
-            be those between label samples.
+        **settings: Settings of `IFComp`. The default of ``fisher`` is "exact" here, so that betas do not differ by
+            their label samples.
     """
     predictors = [IFComp(model, beta, **{"fisher": "exact", **settings}) for beta in betas]
     fit_together(predictors, data, progress=progress)
@@ -136,39 +141,39 @@ def tune(
     progress: bool | None = None,
     **settings: Any,
 ) -> Tuned:
-    """The beta and alpha whose pNML distribution (eq. pnml_dist) is best on held-out data.
+    """Select the beta and alpha whose pNML distribution (eq. pnml_dist) is best on held-out data.
 
-    ``beta=1`` with ``alpha=0``, the model itself, is always among the candidates. Cost: for each beta a fit, and an
-    influence pass over the held-out data.
+    The model itself (``beta=1``, ``alpha=0``) is always a candidate. The cost per beta is one fit and one influence
+    pass over the held-out data.
 
     Args:
-        model: The classifier.
-        train: The data it was trained on.
-        validation: Held-out data with labels, which the model was not trained on.
-        betas: Inverse temperatures; 1 is added. None takes `BETA_MULTIPLES` of the fitted one.
+        model: Classifier.
+        train: Training data of the model.
+        validation: Held-out data with labels.
+        betas: Inverse temperatures; 1 is added. None uses `BETA_MULTIPLES` of the fitted inverse temperature.
         alphas: Weights to try; 0 is added.
-        damping: For all of them.
-        objective: "nll" takes the smallest held-out NLL. "ece" takes the smallest ECE among settings with at least the
-            model's held-out accuracy (`ACCURACY_TOLERANCE`), because bad predictions can make ECE small.
-        keep_argmax: Choose from the variant that never changes the predicted class. The frame has both.
-        shifted: More held-out data with labels, altered as test data may be; counts like ``validation``.
+        damping: Damping of all predictors.
+        objective: "nll" selects the smallest held-out NLL. "ece" selects the smallest ECE among settings that keep the
+            held-out accuracy of the model (`ACCURACY_TOLERANCE`), because inaccurate predictions can have a small ECE.
+        keep_argmax: Select among the distributions that keep the predicted class. The frame contains both forms.
+        shifted: Additional held-out data with labels, shifted as test data may be. It is pooled with ``validation``.
         progress: Show progress bars; None shows them on terminals.
-        **settings: Of `IFComp`, as in `fit_grid`.
+        **settings: Settings of `IFComp`, as in `fit_grid`.
     """
     if objective not in ("nll", "ece"):
         raise SettingError(f"objective must be 'nll' or 'ece', but is {objective!r}.")
-    alphas = _with("alphas", alphas, 0.0)
-    betas = None if betas is None else _with("betas", betas, 1.0)
+    alphas = _checked_grid("alphas", alphas, 0.0)
+    betas = None if betas is None else _checked_grid("betas", betas, 1.0)
     held_out = [validation] if shifted is None else [validation, shifted]
-    IFComp(model, damping=damping, **settings)  # refuses what cannot be used before anything is computed
+    IFComp(model, damping=damping, **settings)  # validates the settings before the first pass
     logits, labels = _logits_and_labels(model, held_out, progress)
-    inverse = fitted_inverse_temperature(logits, labels)
-    betas = betas or _with("betas", [float(f"{inverse * multiple:.3g}") for multiple in BETA_MULTIPLES], 1.0)
+    inverse = 1 / fit_temperature(logits, labels)
+    betas = betas or _checked_grid("betas", [float(f"{inverse * multiple:.3g}") for multiple in BETA_MULTIPLES], 1.0)
     predictors = fit_grid(model, betas, train, progress=progress, damping=damping, **settings)
     grids = []
     for predictor in predictors:
         assert predictor.factors is not None
-        influence = torch.cat([predictor.influence(item).cpu() for item in _items(held_out, "influence", progress)])
+        influence = torch.cat([predictor.influence(batch).cpu() for batch in _batches(held_out, "influence", progress)])
         probability = torch.softmax(predictor.beta * logits, 1)
         grid = pnml_grid(probability, influence, labels, predictor.factors.count, alphas)
         grid.insert(0, "beta", predictor.beta)
@@ -183,15 +188,15 @@ def tune(
 
 
 def fit_auto(model: nn.Module, train: Iterable[Any], held_out: Iterable[Any], **settings: Any) -> Tuned:
-    """The automatic rule: the beta and alpha with the shortest held-out pNML codelength, ``sum -log pNML(y|x)``.
+    """Select the beta and alpha with the shortest held-out pNML codelength, ``sum -log pNML(y|x)``.
 
-    It needs no out-of-distribution data.
+    No out-of-distribution data is needed.
 
     Args:
-        model: The classifier.
-        train: The data it was trained on.
-        held_out: Data with labels, which it was not trained on.
-        **settings: Of `tune`, but for the objective.
+        model: Classifier.
+        train: Training data of the model.
+        held_out: Held-out data with labels.
+        **settings: Settings of `tune`, except the objective.
     """
     return tune(model, train, held_out, **settings, objective="nll")
 
@@ -208,24 +213,24 @@ def choose_ood_beta(
     progress: bool | None = None,
     **settings: Any,
 ) -> OODChoice:
-    """The beta whose bounded complexity has the largest AUROC of out-of-distribution against other inputs.
+    """Select the beta whose bounded complexity best separates in-distribution from OOD inputs, by AUROC.
 
     Args:
-        model: The classifier.
-        train: The data it was trained on.
-        in_validation: Held-out data like it; labels are only used without ``out_validation``.
-        out_validation: Inputs from elsewhere, of other kinds than those to be detected later; labels are not used.
-            Without it the automatic rule (`fit_auto`) chooses.
-        betas: Inverse temperatures; None takes `OOD_BETAS`, or for the automatic rule what `tune` takes.
-        damping: For all of them.
-        probes: Take parametric complexity instead, estimated from so many random directions.
+        model: Classifier.
+        train: Training data of the model.
+        in_validation: Held-out in-distribution data. Its labels are used only without ``out_validation``.
+        out_validation: OOD inputs, of other kinds than those of the test data; labels are ignored. None selects beta by
+            held-out codelength instead (`fit_auto`).
+        betas: Inverse temperatures. None uses `OOD_BETAS`, or the default of `tune` without ``out_validation``.
+        damping: Damping of all predictors.
+        probes: Score with parametric complexity, estimated from this number of probes, instead of bounded complexity.
         progress: Show progress bars; None shows them on terminals.
-        **settings: Of `IFComp`, as in `fit_grid`.
+        **settings: Settings of `IFComp`, as in `fit_grid`.
     """
     if out_validation is None:
         tuned = fit_auto(model, train, in_validation, betas=betas, damping=damping, progress=progress, **settings)
         return OODChoice(tuned.predictor, tuned.beta, "codelength", tuned.frame)
-    betas = _with("betas", OOD_BETAS if betas is None else betas)
+    betas = _checked_grid("betas", OOD_BETAS if betas is None else betas)
     _check_reiterable([in_validation, out_validation])
     predictors = fit_grid(model, betas, train, progress=progress, damping=damping, **settings)
     rows = []
@@ -235,8 +240,8 @@ def choose_ood_beta(
 
     for predictor in predictors:
         inside, outside = (
-            torch.cat([complexity(predictor, item).cpu() for item in items])
-            for items in (_items([data], "complexity", progress) for data in (in_validation, out_validation))
+            torch.cat([complexity(predictor, batch).cpu() for batch in _batches([data], "complexity", progress)])
+            for data in (in_validation, out_validation)
         )
         rows.append({"beta": predictor.beta, **vars(ood_metrics(inside, outside))})
     frame = pd.DataFrame(rows)
@@ -244,14 +249,14 @@ def choose_ood_beta(
     return OODChoice(predictors[best], betas[best], "auroc", frame)
 
 
-def _with(name: str, values: Sequence[float], first: float | None = None) -> list[float]:
-    """The values without repetition, ``first`` at the front; an error if one is not a number of at least 0."""
+def _checked_grid(name: str, values: Sequence[float], first: float | None = None) -> list[float]:
+    """Return the distinct values with ``first`` at the front; raise SettingError for a negative or invalid number."""
     for value in values:
         check_number(f"Each of {name}", value)
-    chosen = list(dict.fromkeys([*([] if first is None else [first]), *map(float, values)]))
-    if not chosen:
+    grid = list(dict.fromkeys([*([] if first is None else [first]), *map(float, values)]))
+    if not grid:
         raise SettingError(f"{name} must have at least one value, but is empty.")
-    return chosen
+    return grid
 
 
 def _check_reiterable(parts: Iterable[Iterable[Any]]) -> None:
@@ -259,28 +264,29 @@ def _check_reiterable(parts: Iterable[Iterable[Any]]) -> None:
         check_data(data)
         if isinstance(data, Iterator):
             raise DataError(
-                "Held-out data is used once for each beta, but is an iterator that is exhausted after one pass. "
+                "Held-out data is read once per beta, but an iterator is exhausted after one pass. "
                 "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
             )
 
 
-def _items(parts: Iterable[Iterable[Any]], description: str, progress: bool | None) -> Iterator[Any]:
-    """The batches of all parts that have examples, as they were given."""
+def _batches(parts: Iterable[Iterable[Any]], description: str, progress: bool | None) -> Iterator[Any]:
+    """Yield the non-empty batches of all parts."""
     for data in parts:
-        yield from (item for item in track(data, description, progress) if as_batch(item).size)
+        yield from (batch for batch in track(data, description, progress) if as_batch(batch).size)
 
 
 def _logits_and_labels(
     model: nn.Module, parts: Sequence[Iterable[Any]], progress: bool | None
 ) -> tuple[Tensor, Tensor]:
-    """Logits [N, K] in float64 and labels [N] of all parts."""
+    """Return the logits [N, K] in float64 and the labels [N] of all parts."""
     _check_reiterable(parts)
-    found = []
+    all_logits, all_labels = [], []
     with torch.no_grad(), evaluating(model):
         device = next(model.parameters()).device
-        for batch in as_batches(_items(parts, "logits", progress)):
+        for batch in as_batches(_batches(parts, "logits", progress)):
             logits = run_model(model, batch.to(device)).double().cpu()
-            found.append((logits, check_labels(batch, logits.shape[1])))
-    if not found:
+            all_logits.append(logits)
+            all_labels.append(check_labels(batch, logits.shape[1]).cpu())
+    if not all_logits:
         raise EmptyDataError("Tuning needs at least one held-out example, but the data is empty.")
-    return torch.cat([logits for logits, _ in found]), torch.cat([labels.cpu() for _, labels in found])
+    return torch.cat(all_logits), torch.cat(all_labels)

@@ -1,4 +1,4 @@
-"""Timing, goals, records and processes: what the suites are made of."""
+"""Timing, goals, records, tables and child processes of the benchmarks."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from benchmarks.page import page
 from benchmarks.record import Run
 from benchmarks.suite import Column, Goal, Measured, Section, Times
 from benchmarks.suites.fit import fixed_seconds, per_example
-from benchmarks.suites.growth import EXAMPLES, LABELS, bytes_an_example, growth_of_a_label, spread_of_costs
 from benchmarks.suites.processes import alone_and_shared
 from benchmarks.tables import Cell, cell, markdown_table
 from benchmarks.timing import interleaved
@@ -20,28 +19,28 @@ from benchmarks.timing import interleaved
 def test_functions_are_called_in_turns() -> None:
     calls: list[str] = []
     functions = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
-    found = interleaved(functions, 2)
+    results = interleaved(functions, 2)
     assert "".join(calls) == "ababab"
-    assert [len(found[name].seconds) for name in "ab"] == [2, 2]
-    assert [found[name].value for name in "ab"] == [5, 6]
+    assert [len(results[name].seconds) for name in "ab"] == [2, 2]
+    assert [results[name].value for name in "ab"] == [5, 6]
     calls.clear()
     interleaved(functions, 1, warm_up=False)
     assert "".join(calls) == "ab"
 
 
-def test_a_turn_of_a_quick_function_is_the_mean_of_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, took = [0.0], {"quick": iter([0.1, 0.3, 0.2, 0.5]), "slow": iter([2.0])}
+def test_short_calls_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, durations = [0.0], {"fast": iter([0.1, 0.3, 0.2, 0.5]), "slow": iter([2.0])}
 
     def work(name: str) -> None:
-        now[0] += next(took[name])
+        now[0] += next(durations[name])
 
     monkeypatch.setattr(timing, "perf_counter", lambda: now[0])
-    found = interleaved({name: partial(work, name) for name in took}, 1, warm_up=False, turn=0.6)
-    assert found["quick"].seconds == [pytest.approx(0.2)]  # three calls, 0.6 in all
-    assert found["slow"].seconds == [2.0]
+    results = interleaved({name: partial(work, name) for name in durations}, 1, warm_up=False, turn=0.6)
+    assert results["fast"].seconds == [pytest.approx(0.2)]  # three calls, 0.6 in all
+    assert results["slow"].seconds == [2.0]
 
 
-def test_the_best_round_counts() -> None:
+def test_times_are_those_of_the_best_round() -> None:
     measured = Measured({"forward": Times(10, [0.02, 0.01]), "ours": Times(4, [0.05, 0.04, 0.08])})
     assert measured.milliseconds("forward") == pytest.approx(1)
     assert measured.milliseconds("ours") == pytest.approx(10)
@@ -49,22 +48,22 @@ def test_the_best_round_counts() -> None:
     assert measured.ratio("forward", "ours") == pytest.approx(0.1)
 
 
-def test_a_lucky_forward_pass_does_not_change_the_typical_round() -> None:
+def test_the_median_is_robust_to_an_outlier() -> None:
     measured = Measured({"forward": Times(10, [0.02, 0.02, 0.001]), "ours": Times(4, [0.05, 0.04, 0.08])})
-    assert measured.typical_units("ours") == pytest.approx(6.25)  # of 6.25, 5 and 200
+    assert measured.median_units("ours") == pytest.approx(6.25)  # median of 6.25, 5 and 200
 
 
-def test_a_part_of_an_example_counts_as_such() -> None:
+def test_a_part_of_the_labels_counts_as_part_of_an_example() -> None:
     assert Measured({"labels": Times(0.1, [3.0])}).milliseconds("labels") == pytest.approx(30_000)
 
 
 def test_goals() -> None:
-    most, least = Goal("≤", 2.0), Goal("≥", {"LeNet": 20})
-    assert (most.met("any", 2.0), most.met("any", 2.1)) == (True, False)
-    assert (least.met("LeNet", 20), least.met("LeNet", 19), least.met("other", 0)) == (True, False, None)
+    upper, lower = Goal("≤", 2.0), Goal("≥", {"LeNet": 20})
+    assert (upper.met("any", 2.0), upper.met("any", 2.1)) == (True, False)
+    assert (lower.met("LeNet", 20), lower.met("LeNet", 19), lower.met("other", 0)) == (True, False, None)
 
 
-def test_cells_say_whether_a_goal_is_met() -> None:
+def test_cells_show_whether_a_goal_is_met() -> None:
     column = Column("value", lambda measured: measured.numbers["value"], ".1f", Goal("≤", {"a": 2.0, "b": 1.0}))
     runs = [Run(name, 1, {}, Measured({}, {"value": 1.5})) for name in "abc"]
     assert [cell(column, run) for run in runs] == [
@@ -83,8 +82,8 @@ def test_cells_say_whether_a_goal_is_met() -> None:
 def test_records_are_added_and_replaced(tmp_path: Path) -> None:
     then, now = {"date": "then", "cpu": "one"}, {"date": "now", "cpu": "one"}
     first = [Run("a", threads, then, Measured({"x": Times(1, [1.0])})) for threads in (1, 2)]
-    for own in first:
-        record.write("suite", [own], tmp_path)
+    for run in first:
+        record.write("suite", [run], tmp_path)
     assert record.read("suite", tmp_path) == first
     newer, elsewhere = (Run("a", 1, now | {"cpu": cpu}, Measured({}, {"y": 2.0})) for cpu in ("one", "another"))
     record.write("suite", [newer, elsewhere], tmp_path)
@@ -92,31 +91,17 @@ def test_records_are_added_and_replaced(tmp_path: Path) -> None:
     assert record.read("other", tmp_path) == []
 
 
-def test_the_cost_of_one_more_example_and_what_comes_once() -> None:
-    """Two seconds once, and 5 ms an example."""
+def test_fit_costs_per_example_and_per_fit() -> None:
+    """Two seconds per fit and 5 ms per example."""
     measured = Measured({"small": Times(100, [2.5, 3.0]), "large": Times(500, [4.5, 4.6])})
     assert per_example(measured) == pytest.approx(5)
     assert fixed_seconds(measured) == pytest.approx(2)
 
 
-def test_growth_with_labels() -> None:
-    linear = Measured({str(count): Times(1, [0.1 + 0.02 * count]) for count in LABELS})
-    square = Measured({str(count): Times(1, [count**2]) for count in LABELS})
-    assert growth_of_a_label(linear) == pytest.approx(1)
-    assert growth_of_a_label(square) == pytest.approx((64 + 32) / (32 + 2))
-
-
-def test_growth_with_examples() -> None:
-    times = {str(count): Times(count, [0.01 * count + 1]) for count in EXAMPLES}
-    measured = Measured(times, {f"bytes at {count}": 1e6 + 50 * count for count in EXAMPLES})
-    assert spread_of_costs(measured) == pytest.approx(0.02 / 0.01001)
-    assert bytes_an_example(measured) == pytest.approx(50)
-
-
-def test_peak_memory_is_above_what_is_held_at_the_start() -> None:
-    """More than the C library keeps of what was freed by the tests before, which it would take it from."""
-    held = bytearray(b"x" * (400 << 20))
-    del held  # was larger before, which must not hide anything
+def test_peak_memory_is_measured_above_the_start() -> None:
+    """The sizes exceed the freed memory that the allocator may keep from earlier tests."""
+    earlier = bytearray(b"x" * (400 << 20))
+    del earlier  # an earlier, larger peak must not count
     kept: list[bytes] = []
 
     def work() -> None:
@@ -134,16 +119,16 @@ def test_processes_share_the_work() -> None:
     assert {name: len(seconds) for name, seconds in shared.items() if name in names} == dict.fromkeys(names, 2)
 
 
-def test_a_process_that_fails_is_an_error() -> None:
+def test_a_failing_process_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)benchmarks\.child:peak_memory \[\] ended with 1.*TypeError"):
         in_child(peak_memory)
 
 
-def test_every_processor_has_its_own_tables(tmp_path: Path) -> None:
-    place = {"torch": "2", "date": "now", "commit": "abcdef0123"}
+def test_tables_are_separate_for_each_processor(tmp_path: Path) -> None:
+    environment = {"torch": "2", "date": "now", "commit": "abcdef0123"}
     for cpu, units in (("one", 1.25), ("another", 1.5)):
         measured = Measured({"forward": Times(1, [1.0]), "ours": Times(1, [units])})
-        record.write("last", [Run("LeNet", 1, place | {"cpu": cpu}, measured)], tmp_path)
+        record.write("last", [Run("LeNet", 1, environment | {"cpu": cpu}, measured)], tmp_path)
     _, another, one = page(tmp_path).split("### last, ")
     assert another.startswith("another\n")
     assert "| 1.50 (≤ 1.30: missed) |" in another

@@ -1,11 +1,11 @@
-"""A furnished folder as the current one, with a run, and a configuration folder of its own."""
+"""Fixtures: a user's project as the current folder, with and without a run, and an empty configuration folder."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workshop import Workshop, forget, furnish, ifcomp
+from project import Project, create_project, ifcomp, remove_from_path
 
 
 @pytest.fixture(scope="session")
@@ -13,28 +13,28 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("configuration")
 
 
-@pytest.fixture(scope="session")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return furnish(tmp_path_factory.mktemp("workshop"))
-
-
 @pytest.fixture(autouse=True)
-def own_configuration(configuration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _set_configuration(configuration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration))
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return create_project(tmp_path_factory.mktemp("project"))
+
+
 @pytest.fixture
-def workshop(furnished: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
-    """The current folder, furnished anew for each test; the module is shared."""
-    shutil.copytree(furnished.folder, tmp_path, dirs_exist_ok=True)
+def project(template: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A copy of the project in the current folder; the module is shared."""
+    shutil.copytree(template.folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    yield Workshop(tmp_path, furnished.module)
-    forget(tmp_path)
+    yield Project(tmp_path, template.module)
+    remove_from_path(tmp_path)
 
 
 @pytest.fixture
-def run(workshop: Workshop) -> Workshop:
-    """The same with a run, ``run.ifcomp``."""
-    found = ifcomp(*workshop.fit_arguments())
-    assert found.exit_code == 0, found.output
-    return workshop
+def run(project: Project) -> Project:
+    """The project with a run, ``run.ifcomp``."""
+    result = ifcomp(*project.fit_arguments())
+    assert result.exit_code == 0, result.output
+    return project

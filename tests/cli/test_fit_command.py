@@ -1,48 +1,43 @@
-"""`ifcomp fit`: what it writes is what the library fits, and bad input is refused before anything is written."""
+"""`ifcomp fit` writes the fit of the library, and refuses invalid input before it writes anything."""
 
 import json
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from workshop import Workshop, ifcomp
+from project import Project, check_refused, ifcomp, run_json, run_text
 
 from ifcomp import IFComp, Relative
-from ifcomp.cli.fit import choose_fisher
 from ifcomp.cli.options import Fisher
 
 
-def files() -> set[str]:
-    return {path.name for path in Path().iterdir() if path.name != "__pycache__"}
-
-
-def same_factors(found: IFComp, expected: IFComp) -> bool:
-    assert found.factors is not None
+def have_same_factors(actual: IFComp, expected: IFComp) -> bool:
+    assert actual.factors is not None
     assert expected.factors is not None
     pairs = [
         (block.second_moments, expected.factors.blocks[name].second_moments)
-        for name, block in found.factors.blocks.items()
+        for name, block in actual.factors.blocks.items()
     ]
-    return all(torch.allclose(one, other, rtol=1e-4) for one, other in pairs)
+    return all(torch.allclose(first, second, rtol=1e-4) for first, second in pairs)
 
 
-def test_the_run_is_that_of_the_library(workshop: Workshop) -> None:
-    found = ifcomp(*workshop.fit_arguments(), "--json", "--batch-size", "33")
-    assert found.exit_code == 0, found.output
-    facts = json.loads(found.stdout)
-    assert (facts["command"], facts["examples"], facts["classes"]) == ("fit", 200, 10)
-    assert (facts["fisher"], facts["damping"], facts["covered"]) == ("exact", "relative:0.1", 64 * 12 + 12 + 130)
-    assert facts["class_names"][3] == "digit 3"
-    assert facts["written"] == ["run.ifcomp", "run.ifcomp.json"]
-    assert [row["treatment"] for row in facts["coverage"]] == ["EKFAC", "EKFAC"]
-    assert "the user's own words" in found.stderr
-    network = workshop.network()
-    expected = IFComp(network, fisher="exact").fit([workshop.arrays("train")])
-    assert same_factors(IFComp.load("run.ifcomp", network), expected)
+def test_run_and_json(project: Project) -> None:
+    result = ifcomp(*project.fit_arguments(), "--json", "--batch-size", "33")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert (content["command"], content["examples"], content["classes"]) == ("fit", 200, 10)
+    assert (content["fisher"], content["damping"], content["covered"]) == ("exact", "relative:0.1", 64 * 12 + 12 + 130)
+    assert content["class_names"][3] == "digit 3"
+    assert content["written"] == ["run.ifcomp", "run.ifcomp.json"]
+    assert [row["treatment"] for row in content["coverage"]] == ["EKFAC", "EKFAC"]
+    assert "printed by the user's code" in result.stderr
+    network = project.network()
+    expected = IFComp(network, fisher="exact").fit([project.arrays("train")])
+    assert have_same_factors(IFComp.load("run.ifcomp", network), expected)
 
 
-def test_the_record_has_what_was_typed(run: Workshop) -> None:
+def test_record(run: Project) -> None:
     record = json.loads(Path("run.ifcomp.json").read_text())
     assert record["model"] == run.model
     assert (record["weights"], record["data"], record["options"]) == ("net.safetensors", "npz:train.npz", {})
@@ -50,61 +45,53 @@ def test_the_record_has_what_was_typed(run: Workshop) -> None:
     assert len(record["signature"]) == 64
 
 
-def test_people_read_what_was_written_and_what_comes_next(workshop: Workshop) -> None:
-    found = ifcomp(*workshop.fit_arguments(), "--out", "my.ifcomp")
-    words = " ".join(found.stdout.split())
-    assert "200 examples, 10 classes, exact Fisher at beta 1" in words
-    assert "Covered: 910 of 910 parameters (100.0 %)" in words
-    assert "Wrote my.ifcomp" in words
-    assert "Next ifcomp audit my.ifcomp" in words
+def test_text(project: Project) -> None:
+    text = run_text(*project.fit_arguments(), "--out", "my.ifcomp")
+    assert "200 examples, 10 classes, exact Fisher at beta 1" in text
+    assert "Covered: 910 of 910 parameters (100.0 %)" in text
+    assert "Wrote my.ifcomp" in text
+    assert "Next ifcomp audit my.ifcomp" in text
+    assert "not covered" in run_text(*project.fit_arguments(), "--layers", "last")
 
 
-def test_settings_reach_the_fit(workshop: Workshop) -> None:
-    given = ["--beta", "0.5", "--fisher", "sampled", "--label-samples", "3", "--seed", "7", "--damping", "1e-3"]
-    found = ifcomp(*workshop.fit_arguments(), *given, "--layers", "3,nothing*", "--json")
-    assert found.exit_code == 2
-    assert "nothing*" in found.stderr
-    found = ifcomp(*workshop.fit_arguments(), *given, "--layers", "3", "--sua", "no", "--json")
-    facts = json.loads(found.stdout)
-    assert (facts["beta"], facts["fisher"], facts["label_samples"], facts["seed"]) == (0.5, "sampled", 3, 7)
-    assert (facts["damping"], facts["covered"], facts["parameters"]) == ("0.001", 130, 910)
-    loaded = IFComp.load("run.ifcomp", workshop.network())
+def test_settings(project: Project) -> None:
+    options = ["--beta", "0.5", "--fisher", "sampled", "--label-samples", "3", "--seed", "7", "--damping", "1e-3"]
+    content = run_json(*project.fit_arguments(), *options, "--layers", "3", "--sua", "no")
+    assert (content["beta"], content["fisher"], content["label_samples"], content["seed"]) == (0.5, "sampled", 3, 7)
+    assert (content["damping"], content["covered"], content["parameters"]) == ("0.001", 130, 910)
+    loaded = IFComp.load("run.ifcomp", project.network())
     assert (loaded.damping, loaded.settings.label_samples) == (0.001, 3)
-    expected = IFComp(workshop.network(), 0.5, fisher="sampled", label_samples=3, seed=7, layers=["3"])
-    assert same_factors(loaded, expected.fit([workshop.arrays("train")]))
-    shown = ifcomp(*workshop.fit_arguments(), "--layers", "last").stdout
-    assert "not covered" in shown
+    expected = IFComp(project.network(), 0.5, fisher="sampled", label_samples=3, seed=7, layers=["3"])
+    assert have_same_factors(loaded, expected.fit([project.arrays("train")]))
 
 
-def test_relative_damping(workshop: Workshop) -> None:
-    ifcomp(*workshop.fit_arguments(), "--damping", "relative:0.25")
-    assert IFComp.load("run.ifcomp", workshop.network()).damping == Relative(0.25)
+def test_relative_damping(project: Project) -> None:
+    run_json(*project.fit_arguments(), "--damping", "relative:0.25")
+    assert IFComp.load("run.ifcomp", project.network()).damping == Relative(0.25)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "classes", "expected"),
+    ("option", "num_classes", "expected"),
     [("auto", 100, "exact"), ("auto", 101, "sampled"), ("sampled", 2, "sampled"), ("exact", 1000, "exact")],
 )
-def test_choice_of_the_fisher(wanted: str, classes: int, expected: str) -> None:
-    assert choose_fisher(Fisher(wanted), classes) == expected
+def test_fisher_option(option: str, num_classes: int, expected: str) -> None:
+    assert Fisher(option).setting(num_classes) == expected
 
 
-def test_warnings_are_one_line_on_standard_error(workshop: Workshop) -> None:
-    found = ifcomp("fit", f"{workshop.module}:wide", "npz:valid.npz", "--json")
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["fisher"] == "sampled"
-    found = ifcomp(*workshop.fit_arguments(), "--fisher", "sampled", "--json")
-    json.loads(found.stdout)
-    assert ".py:" not in found.stderr
+def test_json_and_warnings_use_different_streams(project: Project) -> None:
+    assert run_json("fit", f"{project.module}:wide", "npz:valid.npz")["fisher"] == "sampled"
+    result = ifcomp(*project.fit_arguments(), "--fisher", "sampled", "--json")
+    json.loads(result.stdout)
+    assert ".py:" not in result.stderr
 
 
-BAD: list[tuple[list[str], str]] = [
+INVALID: list[tuple[list[str], str]] = [
     (["{m}:build", "npz:gone.npz"], "There is no file 'gone.npz'"),
     (["{m}:build", "digit"], "Data must be named as digits, npz:FILE"),
     (["{m}:build", "npz:train.npz", "--weights", "gone.safetensors"], "no weights file 'gone.safetensors'"),
     (["{m}:missing", "npz:train.npz"], "has no 'missing'"),
-    (["{m}:nothing", "npz:train.npz"], "must return an nn.Module, but returned a str"),
-    (["{m}:broken", "npz:train.npz"], "KeyError: 'weights of the layer' in {m}.py, line 21"),
+    (["{m}:not_a_model", "npz:train.npz"], "must return an nn.Module, but returned a str"),
+    (["{m}:broken", "npz:train.npz"], "KeyError: 'weights of the layer' in {m}.py, line 23"),
     (["nowhere:build", "npz:train.npz"], "There is no module 'nowhere'"),
     (["build", "npz:train.npz"], "must be named as package.module:factory, but is 'build'"),
     (["{m}:wide", "npz:train.npz"], "has 10 classes (digit 0, digit 1"),
@@ -116,10 +103,11 @@ BAD: list[tuple[list[str], str]] = [
     (["{m}:build", "npz:train.npz", "--damping", "times:1"], "or relative:0.1, but is 'times:1'"),
     (["{m}:build", "npz:train.npz", "--damping", ":1"], "or relative:0.1, but is ':1'"),
     (["{m}:build", "npz:train.npz", "--layers", "fc*"], "fc*"),
+    (["{m}:build", "npz:train.npz", "--layers", "3,nothing*"], "nothing*"),
     (["{m}:build", "npz:train.npz", "--out", "."], "is a folder"),
     (["{m}:build", "npz:train.npz", "--out", "gone/run.ifcomp"], "there is no folder 'gone'"),
     (["{m}:build", "npz:train.npz", "--device", "nowhere"], "cannot run on --device 'nowhere'"),
-    (["{m}:build", "npz:strange.npz"], "label 99"),
+    (["{m}:build", "npz:inverted.npz"], "label 99"),
     (
         ["{m}:build", "npz:flat.npz"],
         "fails on the first examples of 'npz:flat.npz', inputs float32 [2, 3]: RuntimeError",
@@ -132,47 +120,34 @@ BAD: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), BAD, ids=[words for _, words in BAD])
-def test_bad_input_ends_with_2_and_writes_nothing(workshop: Workshop, arguments: list[str], words: str) -> None:
-    import numpy as np
-
-    np.savez("flat.npz", x=np.ones((5, 3)))
+@pytest.mark.parametrize(("arguments", "message"), INVALID, ids=[message for _, message in INVALID])
+def test_invalid_arguments(project: Project, arguments: list[str], message: str) -> None:
     np.savez("empty.npz", x=np.ones((0, 1, 8, 8)))
     np.savez("nan.npz", x=np.full((5, 1, 8, 8), np.nan))
-    before = files()
-    found = ifcomp("fit", *(argument.format(m=workshop.module) for argument in arguments))
-    assert found.exit_code == 2, found.output
-    assert words.format(m=workshop.module) in " ".join(found.stderr.replace("│", " ").split())
-    assert found.stdout == ""
-    assert "Traceback" not in found.stderr
-    assert files() == before
+    formatted = [argument.format(m=project.module) for argument in arguments]
+    check_refused("fit", *formatted, message=message.format(m=project.module))
 
 
-def test_a_factory_of_batches_gives_the_same_run(run: Workshop) -> None:
+def test_factory_of_batches(run: Project) -> None:
     network = run.network()
     expected = IFComp.load("run.ifcomp", network)
-    found = ifcomp("fit", run.model, f"{run.module}:batches", "--weights", "net.pt", "--out", "other.ifcomp")
-    assert found.exit_code == 0, found.output
-    assert same_factors(IFComp.load("other.ifcomp", network), expected)
+    run_json("fit", run.model, f"{run.module}:batches", "--weights", "net.pt", "--out", "other.ifcomp")
+    assert have_same_factors(IFComp.load("other.ifcomp", network), expected)
 
 
-def test_a_failed_fit_leaves_the_old_run(run: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_fit_keeps_the_old_run(run: Project) -> None:
     before = Path("run.ifcomp").read_bytes()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ifcomp.predictor.fit_second_moments", fail)
-    found = ifcomp(*run.fit_arguments(), "--beta", "0.3")
-    assert found.exit_code == 130
-    assert found.stderr.splitlines()[-1] == "Stopped. Files are either complete or as they were before."
+    Path("interrupt").touch()
+    result = ifcomp(*run.fit_arguments(f"{run.module}:Interrupted"), "--beta", "0.3")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1].startswith("Stopped. Files are either complete or unchanged.")
     assert Path("run.ifcomp").read_bytes() == before
 
 
-def test_unhealthy_layers_are_told(workshop: Workshop) -> None:
-    facts = json.loads(ifcomp(*workshop.fit_arguments(), "--json").stdout)
-    assert [layer["verdict"] for layer in facts["health"]] == ["fine", "fine"]
-    assert facts["suggested_damping"] == facts["damping"] == "relative:0.1"
-    words = " ".join(ifcomp(*workshop.fit_arguments(), "--damping", "1000").stdout.split())
-    assert "ten times the damping divides its expected influence by 10.0: take less" in words
-    assert "Suggested damping: --damping relative:0.1." in words
+def test_unhealthy_layers_are_reported(project: Project) -> None:
+    content = run_json(*project.fit_arguments())
+    assert [layer["verdict"] for layer in content["health"]] == ["fine", "fine"]
+    assert content["suggested_damping"] == content["damping"] == "relative:0.1"
+    text = run_text(*project.fit_arguments(), "--damping", "1000")
+    assert "ten times the damping divides its expected influence by 10.0: take less" in text
+    assert "Suggested damping: --damping relative:0.1." in text

@@ -1,4 +1,4 @@
-"""The command as a process of its own: quick help, clean streams, time left, an interruption, a whole workflow."""
+"""The command as a separate process: fast help, clean streams, progress, Ctrl-C, a workflow."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from subprocess import PIPE
 
 import pandas as pd
 import pytest
-from workshop import Workshop
+from project import Project
 
 SLOW = """
 import time
@@ -39,7 +39,7 @@ def process(*arguments: str, **settings: object) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["fit", "--help"], ["audit", "--help"]])
-def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+def test_help_does_not_import_torch(arguments: list[str]) -> None:
     lines = [
         "import sys",
         "from ifcomp.cli.main import app",
@@ -47,46 +47,46 @@ def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
         "except SystemExit as done: assert not done.code",
         "print(sorted({'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)))",
     ]
-    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "[]"
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_from_a_trained_model_to_suspects_in_two_lines(workshop: Workshop) -> None:
-    found = process(*workshop.fit_arguments(), "--json")
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["examples"] == 200
-    assert found.stderr == "the user's own words\n"
-    found = process("audit", "run.ifcomp", "--fraction", "0.05", "--max-suspects", "5")
-    assert found.returncode == 3, found.stderr
-    assert "10 of 200 labels" in found.stdout
+def test_fit_and_audit(project: Project) -> None:
+    result = process(*project.fit_arguments(), "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["examples"] == 200
+    assert result.stderr == "printed by the user's code\n"
+    result = process("audit", "run.ifcomp", "--fraction", "0.05", "--max-suspects", "5")
+    assert result.returncode == 3, result.stderr
+    assert "10 of 200 labels" in result.stdout
     assert pd.read_csv("audit.csv")["is_suspect"].sum() == 10
 
 
-def test_bad_input_is_a_message_and_2(workshop: Workshop) -> None:
-    found = process("fit", workshop.model, "npz:gone.npz")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "Error: There is no file 'gone.npz'.\n"
+def test_invalid_input(project: Project) -> None:
+    result = process("fit", project.model, "npz:gone.npz")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "Error: There is no file 'gone.npz'.\n"
 
 
-def test_an_interruption_is_one_line(workshop: Workshop) -> None:
+def test_interruption(project: Project) -> None:
     Path("slow.py").write_text(SLOW)
-    command = [sys.executable, "-m", "ifcomp", "fit", workshop.model, "slow:Slow", "--weights", "net.safetensors"]
-    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=heard) as running:
+    command = [sys.executable, "-m", "ifcomp", "fit", project.model, "slow:Slow", "--weights", "net.safetensors"]
+    restore_sigint = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=restore_sigint) as running:
         deadline = time.monotonic() + 60
         while not Path("started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         stdout, stderr = running.communicate(timeout=60)
     assert (running.returncode, stdout) == (130, "")
-    assert stderr.splitlines()[-1] == "Stopped. Files are either complete or as they were before."
+    assert stderr.splitlines()[-1] == "Stopped. Files are either complete or unchanged."
     assert "Traceback" not in stderr
     assert not list(Path().glob("*run.ifcomp*"))
 
 
-def test_terminals_see_the_time_left(workshop: Workshop) -> None:
+def test_progress_shows_the_remaining_time(project: Project) -> None:
     Path("slow.py").write_text(SLOW)
-    command = [sys.executable, "-m", "ifcomp", "fit", workshop.model, "slow:Slow", "--weights", "net.safetensors"]
+    command = [sys.executable, "-m", "ifcomp", "fit", project.model, "slow:Slow", "--weights", "net.safetensors"]
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=follower, env=environment) as running:
@@ -95,12 +95,12 @@ def test_terminals_see_the_time_left(workshop: Workshop) -> None:
         while True:
             try:
                 part = os.read(leader, 4096)
-            except OSError:  # the other end is closed
+            except OSError:  # the process has exited
                 break
             seen += part
         running.wait(timeout=60)
     os.close(leader)
-    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert running.returncode == 0, words
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert running.returncode == 0, text
     for title in ("pass 1 of 2", "pass 2 of 2"):
-        assert re.search(rf"{title}[^\r\n]* left 0:00:0[1-9]", words), words
+        assert re.search(rf"{title}[^\r\n]* left 0:00:0[1-9]", text), text

@@ -186,9 +186,9 @@ def test_a_report_names_unhealthy_layers(tmp_path: Path) -> None:
     for name, damping in (("unhealthy", 1e-3), ("fine", Relative(0.1))):
         build_report(tmp_path / name, title="health", coverage=coverage(net(gain=1e-3), damping))
     unhealthy, fine = ((tmp_path / name).read_text() for name in ("unhealthy", "fine"))
-    assert "1 of 3 layers need a look; suggested damping: Relative(multiple=0.1)" in unhealthy
+    assert "1 of 3 layers need attention; suggested damping: Relative(multiple=0.1)" in unhealthy
     assert "two (damping): ten times the damping divides" in unhealthy
-    assert "need a look" not in fine
+    assert "need attention" not in fine
 
 
 def test_before_the_fit_there_is_no_health() -> None:

@@ -1,4 +1,4 @@
-"""Two processes that share work and end it, again and again: ``endings.py RANK FOLDER``."""
+"""Two processes that create and end process groups repeatedly: ``endings.py RANK FOLDER``."""
 
 import sys
 from functools import partial
@@ -12,11 +12,11 @@ ROUNDS = 40
 
 
 def main() -> None:
-    """Each round has a new group, which ends right after its processes have spoken to each other."""
+    """Create a new group in each round, and end it right after one exchange."""
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     init = dist.init_process_group
-    for number in range(ROUNDS):
-        store = dist.FileStore(str(folder / str(number)), 2)
+    for round_index in range(ROUNDS):
+        store = dist.FileStore(str(folder / str(round_index)), 2)
         dist.init_process_group = partial(init, store=store, rank=rank, world_size=2)
         with sharing():
             assert gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]

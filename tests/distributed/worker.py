@@ -1,4 +1,4 @@
-"""What every process of the distributed tests runs: ``torchrun worker.py RESULT``; the second may have trouble."""
+"""Script of all processes in the distributed tests: ``torchrun worker.py RESULT``."""
 
 import argparse
 import os
@@ -17,21 +17,21 @@ SETTINGS = {"beta": 0.7, "label_samples": 2, "seed": 3}
 
 
 def network() -> nn.Module:
-    """Kronecker, normalisation and other parameters."""
+    """Return a network with convolution, normalisation and linear layers."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)]
     return nn.Sequential(*layers).double().eval()
 
 
 def data() -> list[tuple[Tensor, Tensor]]:
-    """Batches with labels."""
+    """Return batches with labels."""
     generator = torch.Generator().manual_seed(1)
     sizes = [(size, torch.randn(size, 1, 6, 6, generator=generator, dtype=torch.float64)) for size in BATCHES]
     return [(x, torch.arange(size) % 5) for size, x in sizes]
 
 
 def results(batches: list[tuple[Tensor, Tensor]], checkpoint: Checkpoint | None = None) -> dict[str, np.ndarray]:
-    """Everything a fit and a scoring give, as arrays."""
+    """Fit and score, and return all results as arrays."""
     ifc = IFComp(network(), **SETTINGS).fit(batches, checkpoint=checkpoint)
     frame = ifc.score(batches, damping=1e-3).frame
     moments = {f"moments {name}": block.second_moments.numpy() for name, block in ifc.factors.blocks.items()}
@@ -40,25 +40,25 @@ def results(batches: list[tuple[Tensor, Tensor]], checkpoint: Checkpoint | None 
 
 
 def main() -> None:
-    """Fit and score with the other processes; the first one writes."""
+    """Fit and score with the other processes; the first process writes the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("result")
-    parser.add_argument("--dies", type=int, help="after so many batches")
-    parser.add_argument("--lags", type=float, help="seconds before each batch")
+    parser.add_argument("--dies", type=int, help="end the second process after this number of batches")
+    parser.add_argument("--lags", type=float, help="delay of the second process in seconds per batch")
     parser.add_argument("--checkpoint")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     batches = data()
     with sharing() as ranks, ExitStack() as stack:
         if ranks.rank == 1:
-            batches = _Trouble(batches, chosen.dies, chosen.lags)
-        kept = chosen.checkpoint and stack.enter_context(Checkpoint(chosen.checkpoint, 0))
-        found = results(batches, kept)
+            batches = _FaultyBatches(batches, arguments.dies, arguments.lags)
+        checkpoint = arguments.checkpoint and stack.enter_context(Checkpoint(arguments.checkpoint, 0))
+        arrays = results(batches, checkpoint)
         if ranks.rank == 0:
-            np.savez(chosen.result, world=ranks.world, **found)
+            np.savez(arguments.result, world=ranks.world, **arrays)
 
 
-class _Trouble(list):
-    """Batches of a process that is slow, or killed on the way."""
+class _FaultyBatches(list):
+    """Batches that are delayed, or that end the process."""
 
     def __init__(self, batches: list[tuple[Tensor, Tensor]], dies: int | None, lags: float | None) -> None:
         super().__init__(batches)

@@ -1,4 +1,4 @@
-"""Corruptions: form, determinism and growing distortion of all; single ones by hand or against other libraries."""
+"""Corruptions: shape, determinism and increasing severity of all; single ones by hand or against other libraries."""
 
 import colorsys
 import io
@@ -19,21 +19,21 @@ from experiments.corruptions.weather import _clouds, _frost_texture
 from ifcomp.errors import DataError, SettingError
 
 ALL = (*CORRUPTIONS, *HELD_OUT)
-STILL = {  # no random numbers
+DETERMINISTIC = {  # no random numbers
     *("defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "pixelate", "jpeg_compression"),
     *("saturate", "posterize"),
 }
 
 
 def _colour() -> Tensor:
-    """Forty pieces of two photos, [40, 32, 32, 3]."""
+    """Return forty crops of two photos, [40, 32, 32, 3]."""
     photos = [np.asarray(Image.fromarray(photo).resize((160, 128))) for photo in load_sample_images().images]
-    pieces = [photo.reshape(4, 32, 5, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3) for photo in photos]
-    return torch.from_numpy(np.concatenate(pieces))
+    crops = [photo.reshape(4, 32, 5, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3) for photo in photos]
+    return torch.from_numpy(np.concatenate(crops))
 
 
 def _grey() -> Tensor:
-    """Forty digits of 28x28 pixels."""
+    """Return forty digits of 28x28 pixels."""
     digits = (load_digits().images[:40] * 255 / 16).astype(np.uint8)
     return torch.from_numpy(np.stack([np.asarray(Image.fromarray(digit).resize((28, 28))) for digit in digits]))
 
@@ -54,7 +54,7 @@ def test_names() -> None:
     assert len(CORRUPTIONS) == 19
     assert not set(CORRUPTIONS) & set(HELD_OUT)
     assert set(ALL) == REGISTRY.keys()
-    assert all(len(found.parameters) == 5 for found in REGISTRY.values())
+    assert all(len(corruption.parameters) == 5 for corruption in REGISTRY.values())
 
 
 @kinds
@@ -70,7 +70,7 @@ def test_form_determinism_and_severity(name: str, kind: str) -> None:
         assert result.shape == images.shape
     assert torch.equal(corrupt(images, name, 3), results[3])
     assert torch.equal(corrupt(images[:7], name, 3), results[3][:7])
-    assert torch.equal(corrupt(images, name, 3, seed=1), results[3]) == (name in STILL)
+    assert torch.equal(corrupt(images, name, 3, seed=1), results[3]) == (name in DETERMINISTIC)
     absolute = [float((result.double() - images).abs().mean()) for result in results]
     squared = [float((result.double() - images).square().mean()) for result in results]
     assert all(left < right for left, right in pairwise(absolute)), absolute
@@ -79,12 +79,12 @@ def test_form_determinism_and_severity(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", [*(name for name in CORRUPTIONS if name.endswith("blur")), "pixelate"])
 @pytest.mark.parametrize("severity", [1, 5])
-def test_blurs_leave_a_plain_area_alone(name: str, severity: int) -> None:
+def test_blurs_do_not_change_a_plain_area(name: str, severity: int) -> None:
     plain = torch.full((2, 32, 32, 3), 77, dtype=torch.uint8)
     assert torch.equal(corrupt(plain, name, severity), plain)
 
 
-def test_settings_that_mean_nothing_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     images = IMAGES["colour"]
     with pytest.raises(SettingError, match="gaussian_noise"):
         corrupt(images, "rain", 1)
@@ -96,7 +96,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
     assert corrupt(images[:0], "jpeg_compression", 1).shape == (0, 32, 32, 3)
 
 
-def test_noise_has_the_moments_it_should() -> None:
+def test_moments_of_noise() -> None:
     grey = np.full((200, 32, 32, 1), 0.4, np.float32)
     expected: list[tuple[Callable[..., np.ndarray], float, float]] = [
         (noise.gaussian_noise, 0.1, 0.1),
@@ -104,34 +104,34 @@ def test_noise_has_the_moments_it_should() -> None:
         (noise.shot_noise, 50, (0.4 / 50) ** 0.5),
     ]
     for apply, parameter, deviation in expected:
-        found = apply(grey, _streams(), parameter)
-        assert found.mean() == pytest.approx(0.4, abs=0.002)
-        assert found.std() == pytest.approx(deviation, rel=0.01)
+        result = apply(grey, _streams(), parameter)
+        assert result.mean() == pytest.approx(0.4, abs=0.002)
+        assert result.std() == pytest.approx(deviation, rel=0.01)
 
 
 def test_impulse_noise_by_counting() -> None:
-    found = noise.impulse_noise(np.full((100, 32, 32, 3), 0.4, np.float32), _streams(), 0.05)
-    values, counts = np.unique(found, return_counts=True)
+    result = noise.impulse_noise(np.full((100, 32, 32, 3), 0.4, np.float32), _streams(), 0.05)
+    values, counts = np.unique(result, return_counts=True)
     assert values.tolist() == [0, pytest.approx(0.4), 1]
-    assert counts[[0, 2]] / found.size == pytest.approx([0.025, 0.025], rel=0.05)
+    assert counts[[0, 2]] / result.size == pytest.approx([0.025, 0.025], rel=0.05)
 
 
-def test_glass_only_exchanges_pixels_that_are_near() -> None:
+def test_glass_swaps_only_neighbouring_pixels() -> None:
     images = np.tile(np.arange(100, dtype=np.float32).reshape(1, 10, 10, 1), (50, 1, 1, 1))
-    found = blur.glass_blur(images, _streams(), (0.0, 0.5))
-    assert np.array_equal(np.sort(found.reshape(50, -1)), images.reshape(50, -1))
-    assert 0.3 < (found != images).mean() < 0.9
+    result = blur.glass_blur(images, _streams(), (0.0, 0.5))
+    assert np.array_equal(np.sort(result.reshape(50, -1)), images.reshape(50, -1))
+    assert 0.3 < (result != images).mean() < 0.9
     assert np.array_equal(blur.glass_blur(images, _streams(), (0.0, 0.0)), images)
 
 
 def test_motion_along_a_row_by_hand() -> None:
     images = _random(2, 5, 20, 1)
-    found = smear(images, np.zeros(2), 1, 1.0)
+    result = smear(images, np.zeros(2), 1, 1.0)
     weights = np.exp([-0.5, 0.0, -0.5]) / np.exp([-0.5, 0.0, -0.5]).sum()
     expected = weights[0] * images[:, :, :-2] + weights[1] * images[:, :, 1:-1] + weights[2] * images[:, :, 2:]
-    assert found[:, :, 1:-1] == pytest.approx(expected, abs=1e-5)
+    assert result[:, :, 1:-1] == pytest.approx(expected, abs=1e-5)
     upright = smear(images.transpose(0, 2, 1, 3), np.full(2, np.pi / 2), 1, 1.0)
-    assert upright == pytest.approx(found.transpose(0, 2, 1, 3), abs=1e-5)
+    assert upright == pytest.approx(result.transpose(0, 2, 1, 3), abs=1e-5)
 
 
 def test_sampling_by_hand() -> None:
@@ -152,8 +152,8 @@ def test_sampling_by_hand() -> None:
 def test_rotation_goes_both_ways() -> None:
     images = np.zeros((60, 15, 15, 1), np.float32)
     images[:, 7, 13] = 1
-    found = held_out.rotation(images, _streams(), 90.0)
-    ends = {tuple(np.unravel_index(image.argmax(), (15, 15))) for image in found[..., 0]}
+    result = held_out.rotation(images, _streams(), 90.0)
+    ends = {tuple(np.unravel_index(image.argmax(), (15, 15))) for image in result[..., 0]}
     assert ends == {(1, 7), (13, 7)}
 
 
@@ -166,7 +166,7 @@ def test_pixelate_by_hand() -> None:
     assert digital.pixelate(row, _streams(), 0.67)[0, 0].ravel().tolist() == pytest.approx([cells[0], *cells[1:] * 2])
 
 
-def test_jpeg_is_pillows() -> None:
+def test_jpeg_agrees_with_pillow() -> None:
     for images in IMAGES.values():
         stream = io.BytesIO()
         Image.fromarray(images[3].numpy()).save(stream, "JPEG", quality=40)
@@ -182,8 +182,8 @@ def test_jpeg_is_pillows() -> None:
 )
 def test_light_and_colour_against_colorsys(name: str, change: Callable[..., tuple[float, float, float]]) -> None:
     images = IMAGES["colour"][:2, ::4, ::4]
-    found = corrupt(images, name, 5)
-    for before, after in zip(images.reshape(-1, 3).tolist(), found.reshape(-1, 3).tolist(), strict=True):
+    result = corrupt(images, name, 5)
+    for before, after in zip(images.reshape(-1, 3).tolist(), result.reshape(-1, 3).tolist(), strict=True):
         expected = colorsys.hsv_to_rgb(*change(*colorsys.rgb_to_hsv(*(value / 255 for value in before))))
         assert after == pytest.approx([255 * value for value in expected], abs=0.51)
 
@@ -201,13 +201,13 @@ def test_tones_by_hand() -> None:
     images = np.array([0.0, 0.2, 0.4, 0.6, 1.0], np.float32).reshape(1, 1, 5, 1).repeat(40, 0)
     assert held_out.posterize(images, _streams(), 3)[0].ravel().tolist() == [0, 0, 0.5, 0.5, 1]
     changed = held_out.gamma(images, _streams(), 2.0)
-    found = {tuple(np.round(row, 4)) for row in changed.reshape(40, 5).tolist()}
-    assert found == {(0, 0.04, 0.16, 0.36, 1), (0, 0.4472, 0.6325, 0.7746, 1)}
+    result = {tuple(np.round(row, 4)) for row in changed.reshape(40, 5).tolist()}
+    assert result == {(0, 0.04, 0.16, 0.36, 1), (0, 0.4472, 0.6325, 0.7746, 1)}
 
 
-def test_cutout_is_one_whole_square() -> None:
-    found = held_out.cutout(np.ones((50, 28, 28, 1), np.float32), _streams(), 0.4)[..., 0]
-    for image in found:
+def test_cutout_is_one_complete_square() -> None:
+    result = held_out.cutout(np.ones((50, 28, 28, 1), np.float32), _streams(), 0.4)[..., 0]
+    for image in result:
         rows, columns = np.nonzero(image == 0.5)
         assert len(rows) == 11 * 11
         assert np.ptp(rows) == np.ptp(columns) == 10
@@ -216,12 +216,12 @@ def test_cutout_is_one_whole_square() -> None:
 def test_defocus_is_an_even_disk() -> None:
     point = np.zeros((1, 11, 11, 1), np.float32)
     point[0, 5, 5] = 1
-    found = blur.defocus_blur(point, _streams(), 2.0)[0, ..., 0]
-    assert found.sum() == pytest.approx(1)
-    assert np.array_equal(found, found.T)
-    assert np.array_equal(found, found[::-1])
-    assert found[5, 4] == found[5, 5] == found[6, 6]
-    assert (found > 0).sum() == 21  # all pixels closer than 2.5 but the corners of 5x5
+    result = blur.defocus_blur(point, _streams(), 2.0)[0, ..., 0]
+    assert result.sum() == pytest.approx(1)
+    assert np.array_equal(result, result.T)
+    assert np.array_equal(result, result[::-1])
+    assert result[5, 4] == result[5, 5] == result[6, 6]
+    assert (result > 0).sum() == 21  # all pixels closer than 2.5 but the corners of 5x5
 
 
 def test_textures() -> None:

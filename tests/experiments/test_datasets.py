@@ -1,4 +1,4 @@
-"""Files become tensors as written; conversions and normalisation against Pillow and by hand; batches in order."""
+"""Data sets from files, conversion against Pillow, normalisation by hand, and batches."""
 
 import gzip
 import struct
@@ -73,7 +73,7 @@ def test_damaged_files_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="do not belong together"):
         load("mnist")
     (folder / "mnist/t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\x00\x00\x08\x03short header and data"))
-    with pytest.raises(DataError, match="whole idx file"):
+    with pytest.raises(DataError, match="complete idx file"):
         load("mnist")
     (folder / "kmnist").mkdir()
     np.savez(folder / "kmnist/kmnist-test-imgs.npz", other=_pixels(2, 28, 28))
@@ -82,7 +82,7 @@ def test_damaged_files_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in datasets.SOURCES if name != "digits"])
-def test_missing_files_are_named_with_what_to_do(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_named_with_their_source(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingDataError, match=f"{folder}/{name}/"):
         load(name)
     monkeypatch.delenv("IFCOMP_DATA")
@@ -118,7 +118,7 @@ def test_separate_gives_disjoint_parts_in_order() -> None:
         separate(data, 50)
 
 
-def test_the_digest_sees_pixels_labels_and_shape() -> None:
+def test_the_digest_depends_on_pixels_labels_and_shape() -> None:
     data = load("digits").first(20)
     assert len(data) == 20
     labels = data.labels.clone()
@@ -131,23 +131,23 @@ def test_the_digest_sees_pixels_labels_and_shape() -> None:
     assert [other.digest() == data.digest() for other in others] == [False, False, True]
 
 
-def test_colour_to_grey_as_pillow_does_it() -> None:
+def test_colour_to_grey_agrees_with_pillow() -> None:
     coarse = _pixels(4, 4, 4, 3).repeat(8, 1).repeat(8, 2)
     data = Dataset("made", torch.from_numpy(coarse), None, ())
-    found = convert(data, 28, 1).images.numpy().astype(int)
+    converted = convert(data, 28, 1).images.numpy().astype(int)
     expected = [
         Image.fromarray(image).convert("L").resize((28, 28), Image.Resampling.BILINEAR) for image in data.images.numpy()
     ]
-    assert found.shape == (4, 28, 28)
-    assert np.abs(found - np.stack([np.asarray(image) for image in expected])).max() <= 2  # Pillow rounds twice
+    assert converted.shape == (4, 28, 28)
+    assert np.abs(converted - np.stack([np.asarray(image) for image in expected])).max() <= 2  # Pillow rounds twice
 
 
 def test_grey_to_colour() -> None:
     data = load("digits").first(3)
-    found = convert(data, 32, 3)
-    assert found.images.shape == (3, 32, 32, 3)
-    assert found.name == "digits-test-first3-32x32x3"
-    assert (found.images[..., 0] == found.images[..., 2]).all()
+    converted = convert(data, 32, 3)
+    assert converted.images.shape == (3, 32, 32, 3)
+    assert converted.name == "digits-test-first3-32x32x3"
+    assert (converted.images[..., 0] == converted.images[..., 2]).all()
     assert torch.equal(convert(data, 8, 1).images, data.images)
     with pytest.raises(SettingError, match="1 or 3"):
         convert(data, 8, 2)
@@ -156,16 +156,16 @@ def test_grey_to_colour() -> None:
 def test_normalisation_by_hand() -> None:
     images = torch.from_numpy(_pixels(2, 3, 4, 3))
     normalisation = Normalisation((0.5, 0.25, 0.0), (0.1, 0.2, 1.0))
-    found = normalisation(images)
-    assert found.shape == (2, 3, 3, 4)
+    normalised = normalisation(images)
+    assert normalised.shape == (2, 3, 3, 4)
     for b, h, w, c in np.ndindex(2, 3, 4, 3):
         expected = (float(images[b, h, w, c]) / 255 - normalisation.mean[c]) / normalisation.std[c]
-        assert float(found[b, c, h, w]) == pytest.approx(expected, abs=1e-5)
+        assert float(normalised[b, c, h, w]) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(DataError, match="convert"):
         normalisation(images[..., 0])
 
 
-def test_batches_give_everything_again_and_again() -> None:
+def test_batches_are_re_iterable() -> None:
     data = load("digits").first(50)
     batches = Batches(data, datasets.MNIST, batch_size=16)
     assert len(batches) == 4

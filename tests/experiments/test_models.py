@@ -1,4 +1,4 @@
-"""Sizes of the networks, and dropout that only acts while training."""
+"""Parameter counts, dropout and pretrained weights of the networks."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_dropout_acts_in_training_mode_only(name: str) -> None:
         assert torch.equal(model.train()(x), model(x)) == ("dropout" not in name)
 
 
-def test_dropout_changes_nothing_that_is_stored() -> None:
+def test_dropout_does_not_change_the_state_dict() -> None:
     assert LeNet(dropout=0.3).state_dict().keys() == LeNet().state_dict().keys()
     assert build("resnet18-width32-dropout").state_dict().keys() == build("resnet18-width32").state_dict().keys()
 

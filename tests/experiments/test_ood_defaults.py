@@ -1,4 +1,4 @@
-"""The experiment that chose the score of strange inputs: one table of it, and the page of the committed results."""
+"""The study of OOD scores: one situation, and the page of the committed results."""
 
 import json
 
@@ -7,35 +7,36 @@ import pytest
 
 from experiments.ood_defaults import run
 from experiments.ood_defaults.situations import digits, table, texts
-from ifcomp.complexity import TYPICAL_COMPLEXITY
+from ifcomp.complexity import BOUNDED_ADDED_PROBABILITY
 from ifcomp.tasks.ood import OOD_COLUMN
 
-DEFAULT = f"bounded {TYPICAL_COMPLEXITY}"
+DEFAULT = f"bounded {BOUNDED_ADDED_PROBABILITY}"
 
 
 def test_a_table() -> None:
-    found = run.unit(table, ("iris", 0))["auroc"]
-    assert found.keys() == set(run.SCORES.values())
-    assert found[DEFAULT]["scaled by 5"] > 0.8 > 0.5 > found["parametric"]["scaled by 5"]
-    assert all(0 <= value <= 1 for kinds in found.values() for value in kinds.values())
+    aurocs = run.unit(table, ("iris", 0))["auroc"]
+    assert aurocs.keys() == set(run.SCORES.values())
+    assert aurocs[DEFAULT]["scaled by 5"] > 0.8 > 0.5 > aurocs["parametric"]["scaled by 5"]
+    assert all(0 <= value <= 1 for kinds in aurocs.values() for value in kinds.values())
 
 
-def test_the_default_is_the_predictors() -> None:
+def test_the_default_score_is_that_of_the_predictor() -> None:
     case = table("wine", 1)
     ifc = run.IFComp(case.model, damping=run.OOD_DAMPING, fisher="exact").fit([case.train])
-    found = run.scores(ifc, case.usual)[DEFAULT].numpy()
-    np.testing.assert_allclose(found, ifc.score([case.usual]).column(OOD_COLUMN), rtol=1e-4, atol=1e-9)
+    scores = run.scores(ifc, case.held_out)[DEFAULT].numpy()
+    np.testing.assert_allclose(scores, ifc.score([case.held_out]).column(OOD_COLUMN), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", [lambda: texts(0), lambda: digits("mlp", 1)])
-def test_networks_have_learnt_something(case: object) -> None:
-    found = case()  # type: ignore[operator]
-    assert (found.model(found.usual).softmax(1).amax(1) > 0.9).double().mean() > 0.5
-    assert not found.model.training
-    assert all(len(inputs) > 100 and inputs.shape[1:] == found.usual.shape[1:] for inputs in found.strange.values())
+def test_networks_are_trained(case: object) -> None:
+    situation = case()  # type: ignore[operator]
+    assert (situation.model(situation.held_out).softmax(1).amax(1) > 0.9).double().mean() > 0.5
+    assert not situation.model.training
+    shape = situation.held_out.shape[1:]
+    assert all(len(inputs) > 100 and inputs.shape[1:] == shape for inputs in situation.ood.values())
 
 
-def test_the_page_is_that_of_the_results() -> None:
+def test_the_page_is_up_to_date() -> None:
     folder = run.HERE / "results"
     results = json.loads((folder / "ood.json").read_text())["results"]
     assert run.page(results) == (folder / "ood.md").read_text()

@@ -1,4 +1,4 @@
-"""The command trains what is missing and finds what is there."""
+"""The command trains missing networks and reuses cached ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Results are stored step by step, continued, and turned into tables, plots and claims from JSON alone."""
+"""Studies: results are stored after each step and resumed; tables, plots and claims come from JSON alone."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from experiments import reproduce
 from experiments.datasets import Dataset, MissingDataError
-from experiments.reproduce import strangers
+from experiments.reproduce import synthetic_ood
 from experiments.reproduce.publish import publish, write_claims
 from experiments.reproduce.record import FILE, read, run
 from experiments.reproduce.study import Claim, Record, Study
@@ -54,7 +54,7 @@ def make_study(calls: list[str], needs: tuple[tuple[str, str], ...] = (), broken
     )
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     calls: list[str] = []
     with pytest.raises(RuntimeError, match="killed"):
         run(make_study(calls, broken=True), "digits", tmp_path)
@@ -67,10 +67,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [record.steps[name]["run"] for name in ("first", "second")] == [0, 1]
     assert run(make_study(calls), "digits", tmp_path) == read(tmp_path)
     assert len(calls) == 3
-    circumstances = json.loads((tmp_path / FILE).read_text())["runs"][0]
-    assert circumstances["command"] == "ifcomp reproduce toy --preset digits"
-    assert torch.__version__.startswith(circumstances["versions"]["torch"])  # which may leave out "+cu132"
-    assert circumstances["hardware"]["threads"] == torch.get_num_threads()
+    environment = json.loads((tmp_path / FILE).read_text())["runs"][0]
+    assert environment["command"] == "ifcomp reproduce toy --preset digits"
+    assert torch.__version__.startswith(environment["versions"]["torch"])  # which may leave out "+cu132"
+    assert environment["hardware"]["threads"] == torch.get_num_threads()
 
 
 def test_other_settings_are_not_continued(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_other_settings_are_not_continued(tmp_path: Path) -> None:
         run(other, "mnist", tmp_path)
 
 
-def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:
+def test_settings_that_a_file_lacks_have_their_default(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Nested:
         inner: Settings
@@ -128,9 +128,9 @@ def test_table_plot_and_claims_come_from_json_alone(tmp_path: Path) -> None:
 
 def test_times_are_summed(tmp_path: Path) -> None:
     study, other = make_study([]), replace(make_study([]), name="other")
-    for one, seconds in ((study, 60), (other, 120)):
-        folder = tmp_path / one.name / "digits"
-        run(one, "digits", folder)
+    for timed, seconds in ((study, 60), (other, 120)):
+        folder = tmp_path / timed.name / "digits"
+        run(timed, "digits", folder)
         content = json.loads((folder / FILE).read_text())
         content["steps"]["first"] |= {"seconds": seconds, "processor_seconds": seconds / 2}
         content["steps"]["second"] |= {"seconds": 0, "processor_seconds": 0}
@@ -163,7 +163,7 @@ def test_unfinished_results_are_not_shown(tmp_path: Path, monkeypatch: pytest.Mo
         reproduce.reproduce("toy", "digits", tmp_path, plot_only=True)
 
 
-def test_what_killed_runs_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_interrupted_runs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "STUDIES", {"toy": make_study([])})
     folder = tmp_path / "toy" / "digits"
     for name in (".result.json.0123abcd", ".figure.svg.deadbeef", ".notes"):
@@ -183,27 +183,27 @@ def images() -> Dataset:
     return Dataset("random", pixels, torch.arange(6), tuple("012345"))
 
 
-@pytest.mark.parametrize("kind", strangers.KINDS)
-def test_strangers(kind: str, images: Dataset) -> None:
-    made = strangers.make(kind, images, 5)
-    assert made.labels is None
-    assert made.images.shape == images.images.shape
-    assert made.images.dtype == torch.uint8
-    assert all((one != other).any() for one, other in zip(made.images, images.images, strict=True))
-    assert torch.equal(strangers.make(kind, images, 5).images, made.images)
-    assert kind == "inverted" or not torch.equal(strangers.make(kind, images, 6).images, made.images)
+@pytest.mark.parametrize("kind", synthetic_ood.KINDS)
+def test_synthetic_ood(kind: str, images: Dataset) -> None:
+    generated = synthetic_ood.make(kind, images, 5)
+    assert generated.labels is None
+    assert generated.images.shape == images.images.shape
+    assert generated.images.dtype == torch.uint8
+    assert all((new != old).any() for new, old in zip(generated.images, images.images, strict=True))
+    assert torch.equal(synthetic_ood.make(kind, images, 5).images, generated.images)
+    assert kind == "inverted" or not torch.equal(synthetic_ood.make(kind, images, 6).images, generated.images)
     colour = replace(images, images=images.images[:, :, :, None].expand(-1, -1, -1, 3))
-    assert strangers.make(kind, colour, 5).images.shape == (6, 28, 28, 3)
+    assert synthetic_ood.make(kind, colour, 5).images.shape == (6, 28, 28, 3)
 
 
-def test_strangers_are_what_they_say(images: Dataset) -> None:
-    halves = strangers.make("halves", images, 0).images
+def test_synthetic_ood_by_hand(images: Dataset) -> None:
+    halves = synthetic_ood.make("halves", images, 0).images
     assert torch.equal(halves[:, :, :14], images.images[:, :, :14])
     rights = [int((images.images[:, :, 14:] == half).all((1, 2)).nonzero()) for half in halves[:, :, 14:]]
     assert sorted(rights) == list(range(6))
-    patches = strangers.make("patches", images, 0).images
+    patches = synthetic_ood.make("patches", images, 0).images
     assert torch.equal(patches.flatten(1).sort(1).values, images.images.flatten(1).sort(1).values)
-    clouds = strangers.make("clouds", images, 0).images.flatten(1)
+    clouds = synthetic_ood.make("clouds", images, 0).images.flatten(1)
     assert clouds.min(1).values.tolist() == [0] * 6
     assert clouds.max(1).values.tolist() == [255] * 6
 
@@ -216,9 +216,9 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
 
 def test_the_command(command: Callable[..., Any], tmp_path: Path) -> None:
     assert command("toy", "--out", str(tmp_path), "--plot-only").exit_code == 2
-    done = command("toy", "--out", str(tmp_path), "--json")
-    assert done.exit_code == 0
-    assert {Path(path).name for path in json.loads(done.stdout)["written"]} == {
+    result = command("toy", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0
+    assert {Path(path).name for path in json.loads(result.stdout)["written"]} == {
         "result.json",
         "table.md",
         "figure.png",
@@ -233,14 +233,14 @@ def test_all_studies_that_have_the_preset(command: Callable[..., Any], monkeypat
     toy = make_study([])
     larger = replace(toy, name="larger", presets={"mnist": toy.presets["digits"]})
     monkeypatch.setattr(reproduce, "STUDIES", {"toy": toy, "second": replace(toy, name="second"), "larger": larger})
-    done = command("all", "--out", str(tmp_path))
-    assert done.exit_code == 0
-    assert done.output.count("product 21") == 2
+    result = command("all", "--out", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.output.count("product 21") == 2
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"toy", "second"}
     assert "There is no study 'all'" in command("all", "--preset", "cifar10", "--out", str(tmp_path)).output
 
 
-def test_a_stopped_command_says_how_to_go_on(
+def test_interrupted_command_can_be_repeated(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_stopped_command_says_how_to_go_on(
     monkeypatch.setattr("experiments.reproduce.reproduce", stop)
     done = command("toy", "--out", str(tmp_path))
     assert done.exit_code == 130
-    assert "Give the same command again to go on" in " ".join(done.output.split())
+    assert "Repeat the command to run the remaining steps" in " ".join(done.output.split())
 
 
 def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

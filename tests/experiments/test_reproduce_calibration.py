@@ -1,4 +1,4 @@
-"""The studies of calibration, reliability and ablation, at the size of digits."""
+"""The studies of calibration, reliability and ablation with the preset digits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,54 +29,58 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def found(folder: Path) -> Record:
+def calibrated(folder: Path) -> Record:
     return read(folder / "calibration" / "digits")
 
 
-def test_every_method_is_there(found: Record) -> None:
+def test_every_method_has_results(calibrated: Record) -> None:
     methods = calibration.methods(calibration.PRESETS["digits"])
-    assert set(methods) == found.results.keys() - {"tuning"} == set(calibration.METHODS)
+    assert set(methods) == calibrated.results.keys() - {"tuning"} == set(calibration.METHODS)
     for name in methods:
-        assert found.results[name].keys() == {"0", "5"}
-        assert found.results[name]["0"].keys() == {"clean", "together"}
-        assert found.results[name]["5"].keys() == {"gaussian_noise", "pixelate", "together"}
-    for severity, kinds in found.results["SWA"].items():
+        assert calibrated.results[name].keys() == {"0", "5"}
+        assert calibrated.results[name]["0"].keys() == {"clean", "together"}
+        assert calibrated.results[name]["5"].keys() == {"gaussian_noise", "pixelate", "together"}
+    for severity, kinds in calibrated.results["SWA"].items():
         for kind, row in kinds.items():
-            scaled = found.results["SWA + temperature"][severity][kind]
-            assert scaled["accuracy"] == row["accuracy"] == found.results[calibration.KEPT][severity][kind]["accuracy"]
+            scaled = calibrated.results["SWA + temperature"][severity][kind]
+            assert (
+                scaled["accuracy"]
+                == row["accuracy"]
+                == calibrated.results[calibration.KEPT][severity][kind]["accuracy"]
+            )
 
 
-def test_the_tuned_settings_are_no_worse_than_the_network_on_held_out_data(found: Record) -> None:
-    tuned = found.results["tuning"]
+def test_the_tuned_settings_are_no_worse_than_the_network_on_held_out_data(calibrated: Record) -> None:
+    tuned = calibrated.results["tuning"]
     for name in (calibration.IFCOMP, calibration.KEPT):
         assert tuned[name]["nll"] <= tuned["base"]["nll"]
 
 
-def test_quartiles(found: Record) -> None:
-    values = [row["ece"] for kind, row in found.results["ensemble"]["5"].items() if kind != "together"]
-    low, middle, high = calibration.quartiles(found, "ensemble")[5]
+def test_quartiles(calibrated: Record) -> None:
+    values = [row["ece"] for kind, row in calibrated.results["ensemble"]["5"].items() if kind != "together"]
+    low, middle, high = calibration.quartiles(calibrated, "ensemble")[5]
     assert middle == pytest.approx(np.mean(values))
     assert (low + high) / 2 == pytest.approx(middle)
     assert high - low == pytest.approx((max(values) - min(values)) / 2)
 
 
-def test_all_corruptions_together(found: Record) -> None:
-    for name in calibration._done(found):
-        rows = found.results[name]["5"]
-        for what in ("accuracy", "nll"):
-            mean = (rows["gaussian_noise"][what] + rows["pixelate"][what]) / 2
-            assert rows["together"][what] == pytest.approx(mean, abs=2e-5)
-        assert calibration.together(found, name) == {
-            0: found.results[name]["0"]["clean"]["ece"],
+def test_all_corruptions_together(calibrated: Record) -> None:
+    for name in calibration._done(calibrated):
+        rows = calibrated.results[name]["5"]
+        for metric in ("accuracy", "nll"):
+            mean = (rows["gaussian_noise"][metric] + rows["pixelate"][metric]) / 2
+            assert rows["together"][metric] == pytest.approx(mean, abs=2e-5)
+        assert calibration.together(calibrated, name) == {
+            0: calibrated.results[name]["0"]["clean"]["ece"],
             5: rows["together"]["ece"],
         }
-    del found.results["SWA"]["5"]["together"]
-    assert calibration.together(found, "SWA") is None
-    assert "Median ECE (20 bins" in calibration.table(found)
-    assert len(calibration.claims(found)) == 1
+    del calibrated.results["SWA"]["5"]["together"]
+    assert calibration.together(calibrated, "SWA") is None
+    assert "Median ECE (20 bins" in calibration.table(calibrated)
+    assert len(calibration.claims(calibrated)) == 1
 
 
-def test_nothing_is_tuned_on_what_is_reported() -> None:
+def test_tuning_data_and_test_data_are_disjoint() -> None:
     settings = calibration.PRESETS["digits"]
     for preset in calibration.PRESETS.values():
         assert set(preset.corruptions) <= set(CORRUPTIONS)
@@ -84,7 +88,7 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
     clean, shifted = calibration.held_out(settings.subject, settings.tuning_images)
     assert len(clean.data) == 20
     assert len(shifted.data) == 20 * len(HELD_OUT)
-    reported = calibration.altered(settings, "pixelate", 0)
+    reported = calibration.corrupted(settings, "pixelate", 0)
     assert not any((reported.images == image).all((1, 2)).any() for image in clean.data.images)
 
 
@@ -98,37 +102,41 @@ def test_the_averaged_network() -> None:
     assert moments.count == 2
 
 
-def test_reliability(folder: Path, found: Record) -> None:
+def test_reliability(folder: Path, calibrated: Record) -> None:
     record = read(folder / "reliability" / "digits")
     for name, curve in reliability.curves(record, 5).items():
         assert curve.count.sum() == 40
-        assert curve.ece == pytest.approx(found.results[name]["5"]["pixelate"]["ece"], abs=2e-4)
+        assert curve.ece == pytest.approx(calibrated.results[name]["5"]["pixelate"]["ece"], abs=2e-4)
 
 
-def test_ablation(folder: Path, found: Record) -> None:
+def test_ablation(folder: Path, calibrated: Record) -> None:
     record = read(folder / "ablation" / "digits")
-    one = ablation.MULTIPLES.index(1.0)
+    tuned_index = ablation.MULTIPLES.index(1.0)
     tuned = record.results["tuned beta"]["severities"]["5"]
-    ours, untouched = found.results[calibration.IFCOMP]["5"], found.results["SWA"]["5"]
-    assert tuned["ece"][one]["median"] == pytest.approx(np.median([ours[kind]["ece"] for kind in KINDS]), abs=2e-5)
-    assert tuned["ece"][one]["together"] == pytest.approx(ours["together"]["ece"], abs=2e-5)
-    assert tuned["accuracy"][one]["together"] == pytest.approx(ours["together"]["accuracy"], abs=2e-5)
+    ours, untouched = calibrated.results[calibration.IFCOMP]["5"], calibrated.results["SWA"]["5"]
+    assert tuned["ece"][tuned_index]["median"] == pytest.approx(
+        np.median([ours[kind]["ece"] for kind in KINDS]), abs=2e-5
+    )
+    assert tuned["ece"][tuned_index]["together"] == pytest.approx(ours["together"]["ece"], abs=2e-5)
+    assert tuned["accuracy"][tuned_index]["together"] == pytest.approx(ours["together"]["accuracy"], abs=2e-5)
     plain = record.results["beta 1"]["severities"]["5"]
     assert plain["ece"][0]["low"] <= plain["ece"][0]["median"] <= plain["ece"][0]["high"]
     assert plain["ece"][0]["median"] == pytest.approx(np.median([untouched[kind]["ece"] for kind in KINDS]), abs=2e-5)
     assert plain["ece"][0]["together"] == pytest.approx(untouched["together"]["ece"], abs=2e-5)
-    assert record.results["tuned beta"]["alphas"][one] == found.results["tuning"][calibration.IFCOMP]["alpha"]
+    assert (
+        record.results["tuned beta"]["alphas"][tuned_index] == calibrated.results["tuning"][calibration.IFCOMP]["alpha"]
+    )
 
 
-def test_claims(found: Record) -> None:
-    (pooled,) = calibration.claims(found)
+def test_claims(calibrated: Record) -> None:
+    (pooled,) = calibration.claims(calibrated)
     assert pooled.paper == "0.055; best other 0.085"
-    values = {name: found.results[name]["5"]["together"]["ece"] for name in calibration._done(found)}
+    values = {name: calibrated.results[name]["5"]["together"]["ece"] for name in calibration._done(calibrated)}
     del values[calibration.KEPT]
     assert pooled.holds == (values.pop(calibration.IFCOMP) < min(values.values()))
-    del found.results["SWA"]["5"]["together"]
-    (claim,) = calibration.claims(found)
-    medians = {name: calibration.quartiles(found, name)[5][1] for name in calibration._done(found)}
+    del calibrated.results["SWA"]["5"]["together"]
+    (claim,) = calibration.claims(calibrated)
+    medians = {name: calibration.quartiles(calibrated, name)[5][1] for name in calibration._done(calibrated)}
     ours = medians.pop(calibration.IFCOMP)
     medians.pop(calibration.KEPT)
     assert claim.holds == (ours < min(medians.values()))
@@ -140,30 +148,30 @@ def _best_inverse(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-def test_beta_is_of_clean_images_and_one_temperature_of_shifted_ones_too(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, found: Record
+def test_beta_and_temperatures_are_selected_on_validation_images(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, calibrated: Record
 ) -> None:
     monkeypatch.setenv("IFCOMP_CACHE", str(folder / "cache"))
-    settings, tuned = calibration.PRESETS["digits"], found.results["tuning"]
+    settings, tuned = calibration.PRESETS["digits"], calibrated.results["tuning"]
     subject, (_, validation, _) = settings.subject, settings.subject.parts()
     clean, shifted = calibration.held_out(subject, settings.tuning_images)
-    chosen = {}
+    selected = {}
     for name, data in (("SWA", [*subject.batches(validation)]), ("shifted", [*clean, *shifted])):
         with torch.no_grad():
             logits = torch.cat([calibration.base_network(subject)(x) for x, _ in data]).double()
-        chosen[name] = _best_inverse(logits, torch.cat([y for _, y in data]))
-        assert tuned["inverse_temperature"][name] == pytest.approx(chosen[name], abs=0.011)
-    assert chosen["SWA"] != pytest.approx(chosen["shifted"], rel=1e-2)
+        selected[name] = _best_inverse(logits, torch.cat([y for _, y in data]))
+        assert tuned["inverse_temperature"][name] == pytest.approx(selected[name], abs=0.011)
+    assert selected["SWA"] != pytest.approx(selected["shifted"], rel=1e-2)
     beta = tuned["inverse_temperature"]["SWA"]
     assert tuned[calibration.IFCOMP]["beta"] == tuned[calibration.KEPT]["beta"] == beta
 
 
-def test_published_weights_leave_out_what_needs_more(found: Record) -> None:
+def test_published_weights_omit_methods_that_need_training(calibrated: Record) -> None:
     settings = calibration.PRESETS["cifar10"]
     assert settings.subject.recipe is None
-    done = {name: found.results[name] for name in ("tuning", *calibration.methods(settings))}
-    subject = {**found.settings["subject"], "recipe": None}
-    left = replace(found, results=done, settings={**found.settings, "subject": subject})
+    done = {name: calibrated.results[name] for name in ("tuning", *calibration.methods(settings))}
+    subject = {**calibrated.settings["subject"], "recipe": None}
+    left = replace(calibrated, results=done, settings={**calibrated.settings, "subject": subject})
     page = calibration.table(left)
     assert "Not run: SWA, SWA + temperature, SWAG-D, MC dropout, ensemble, ACNML + SWAG-D: published weights" in page
     assert "ensemble has" not in page

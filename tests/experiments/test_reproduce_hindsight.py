@@ -1,4 +1,4 @@
-"""The studies that train hindsight models, at the size of digits: the oracle, and retraining without restriction."""
+"""The studies of hindsight models with the preset digits: oracle, and unrestricted retraining."""
 
 from pathlib import Path
 
@@ -28,12 +28,12 @@ def test_oracle(folder: Path) -> None:
     truth = record.results["digits, truth"]
     assert truth["pairs"] == 30
     assert all(0 < value < np.log(10) for value in truth["complexity"])
-    found = oracle.correlations(record)
-    assert found.keys() == {"digits", "all"}
+    correlations = oracle.correlations(record)
+    assert correlations.keys() == {"digits", "all"}
     for method in oracle.METHODS:
         values = record.results["digits, methods"][method]
-        assert found["all"][method] == pytest.approx(pearsonr(truth["complexity"], values).statistic)
-    assert found["all"]["IF-COMP"] > 0.5
+        assert correlations["all"][method] == pytest.approx(pearsonr(truth["complexity"], values).statistic)
+    assert correlations["all"]["IF-COMP"] > 0.5
 
 
 def test_retraining(folder: Path) -> None:
@@ -46,7 +46,7 @@ def test_retraining(folder: Path) -> None:
     assert row["complexity"] == pytest.approx(np.log(after.sum(1)), abs=1e-4)
 
 
-@pytest.mark.parametrize(("least", "holds"), [(0.95, True), (0.85, False)])
-def test_memorised_means_every_label(least: float, holds: bool) -> None:
-    record = Record("retraining", "digits", {}, {"digits": {"after": [[0.99, least]]}}, {}, [])
+@pytest.mark.parametrize(("minimum", "holds"), [(0.95, True), (0.85, False)])
+def test_memorised_means_every_label(minimum: float, holds: bool) -> None:
+    record = Record("retraining", "digits", {}, {"digits": {"after": [[0.99, minimum]]}}, {}, [])
     assert retraining.claims(record)[0].holds is holds

@@ -1,4 +1,4 @@
-"""The studies of wrong labels, at the size of digits: mislabelled data, and the components over training."""
+"""The studies of wrong labels with the preset digits: mislabel detection, and components during training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,73 +27,73 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Record:
+def mislabel_record(folder: Path) -> Record:
     return read(folder / "mislabel" / "digits")
 
 
-def test_mislabel(found: Record) -> None:
+def test_mislabel(mislabel_record: Record) -> None:
     kind = "asymmetric 0.3"
-    early, late = (found.results[f"{kind}, {stage}"] for stage in ("early", "late"))
+    early, late = (mislabel_record.results[f"{kind}, {stage}"] for stage in ("early", "late"))
     assert early.keys() == late.keys() == set(mislabel.METHODS)
     assert early["loss"] > 0.85
-    assert 0.7 < early[mislabel.IFCOMP] < early["loss"]  # asymmetric noise that is not memorised: complexity misleads
+    assert 0.7 < early[mislabel.IFCOMP] < early["loss"]  # complexity misleads before asymmetric noise is memorised
     assert early["cleanlab, self-confidence"] == pytest.approx(early["loss"], abs=1e-4)
     assert early["EL2N"] == late["EL2N"]
-    train = found.results[f"{kind}, train"]
+    train = mislabel_record.results[f"{kind}, train"]
     assert train["wrong"] == pytest.approx(0.3, abs=0.05)
     assert train["early"]["epoch"] <= train["late"]["epoch"] == 12  # so few epochs that the best may be the last
     assert train["validation_accuracy"]["early"] >= train["validation_accuracy"]["late"]
     assert train["checkpoints"][str(train["late"]["epoch"])] == train["late"]["memorised"]
 
 
-def test_a_claim_is_about_the_librarys_settings_and_the_best_other(found: Record) -> None:
-    for claim, stage in zip(mislabel.claims(found), noisy.STAGES, strict=True):
-        row = found.results[f"asymmetric 0.3, {stage}"]
+def test_claims_compare_with_the_best_other(mislabel_record: Record) -> None:
+    for claim, stage in zip(mislabel.claims(mislabel_record), noisy.STAGES, strict=True):
+        row = mislabel_record.results[f"asymmetric 0.3, {stage}"]
         others = [row[name] for name in ("TracIn", "EL2N", "GraNd", "Self-IF")]
         assert claim.holds == (row[mislabel.IFCOMP] > max(others))
-    assert "95.7" in mislabel.claims(found)[0].paper
+    assert "95.7" in mislabel.claims(mislabel_record)[0].paper
 
 
-def test_noise_follows_the_examples() -> None:
+def test_noise_belongs_to_the_examples() -> None:
     subject = mislabel.PRESETS["digits"].subject
-    made = noisy.prepare(subject, "symmetric 0.6")
+    prepared = noisy.prepare(subject, "symmetric 0.6")
     clean, validation = separate(subject.fitted_to(load("digits", "train")), subject.held_out)
-    assert torch.equal(made.data.images, clean.images[:300])
-    assert torch.equal(made.wrong, made.data.labels != clean.labels[:300])
-    assert torch.equal(made.validation.labels, validation.labels)
-    assert 0.5 < made.wrong.double().mean() < 0.7
+    assert torch.equal(prepared.data.images, clean.images[:300])
+    assert torch.equal(prepared.wrong, prepared.data.labels != clean.labels[:300])
+    assert torch.equal(prepared.validation.labels, validation.labels)
+    assert 0.5 < prepared.wrong.double().mean() < 0.7
 
 
-def test_a_sample_keeps_images_labels_and_marks_together() -> None:
-    made = noisy.prepare(mislabel.PRESETS["digits"].subject, "symmetric 0.6")
-    part = made.sampled(40, 1)
-    where = [int((made.data.images == image).all((1, 2)).nonzero()[0]) for image in part.data.images]
-    assert len(set(where)) == 40
-    assert torch.equal(part.data.labels, made.data.labels[where])
-    assert torch.equal(part.wrong, made.wrong[where])
-    assert made.sampled(None, 1) is made
+def test_a_sample_has_matching_images_labels_and_marks() -> None:
+    prepared = noisy.prepare(mislabel.PRESETS["digits"].subject, "symmetric 0.6")
+    part = prepared.sampled(40, 1)
+    positions = [int((prepared.data.images == image).all((1, 2)).nonzero()[0]) for image in part.data.images]
+    assert len(set(positions)) == 40
+    assert torch.equal(part.data.labels, prepared.data.labels[positions])
+    assert torch.equal(part.wrong, prepared.wrong[positions])
+    assert prepared.sampled(None, 1) is prepared
 
 
-def test_only_a_sample_is_scored(monkeypatch: pytest.MonkeyPatch, folder: Path, found: Record) -> None:
+def test_only_a_sample_is_scored(monkeypatch: pytest.MonkeyPatch, folder: Path, mislabel_record: Record) -> None:
     monkeypatch.setenv("IFCOMP_CACHE", str(folder / "cache"))
     kind, settings = "asymmetric 0.3", replace(mislabel.PRESETS["digits"], scored_examples=60)
-    few = mislabel.steps(settings)[f"{kind}, early"](found.results)
-    made, trained = mislabel.run_of(settings, kind)
-    part, network = made.sampled(60, 1), trained.model("best")
+    few = mislabel.steps(settings)[f"{kind}, early"](mislabel_record.results)
+    prepared, trained = mislabel.run_of(settings, kind)
+    part, network = prepared.sampled(60, 1), trained.model("best")
     with torch.no_grad():
         outputs = network(next(iter(settings.subject.batches(part.data, 60)))[0])
     loss = functional.cross_entropy(outputs, part.data.labels, reduction="none")
     assert few["loss"] == pytest.approx(roc_auc_score(part.wrong, loss), abs=1e-9)
-    page = mislabel.table(replace(found, settings={**found.settings, "scored_examples": 60}))
+    page = mislabel.table(replace(mislabel_record, settings={**mislabel_record.settings, "scored_examples": 60}))
     assert "trained on 300, of which 60 are scored" in page
 
 
-def test_components(folder: Path, found: Record) -> None:
+def test_components(folder: Path, mislabel_record: Record) -> None:
     record = read(folder / "components" / "digits")
     epochs = components._epochs(record)
     assert list(epochs) == record.results["train"]["epochs"] == [4, 8, 12]
     assert list(epochs[4]["complexity"]) == ["1.0", "0.001"]
-    shares = found.results["asymmetric 0.3, train"]["checkpoints"]
+    shares = mislabel_record.results["asymmetric 0.3, train"]["checkpoints"]
     assert {str(epoch): row["memorised"] for epoch, row in epochs.items()} == shares
     claims = components.claims(record)
     assert claims[1].holds == (epochs[12]["complexity"]["0.001"] > epochs[12]["complexity"]["1.0"])

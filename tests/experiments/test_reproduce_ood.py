@@ -1,4 +1,4 @@
-"""The study of inputs from elsewhere, at the size of digits."""
+"""The study of OOD detection with the preset digits."""
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 def test_digits(record: Record) -> None:
     assert record.results["network"]["test_accuracy"] > 0.9
-    found = ood.summary(record)
-    assert found[ood.IFCOMP]["far"] > 85
-    assert {"MSP", "Energy", "KNN", "ViM"} < found.keys()
+    aurocs = ood.summary(record)
+    assert aurocs[ood.IFCOMP]["far"] > 85
+    assert {"MSP", "Energy", "KNN", "ViM"} < aurocs.keys()
     sets = record.results["detector MSP"]["sets"]
     by_hand = 50 * (sets["made-inverted"]["auroc"] + sets["made-clouds"]["auroc"])
-    assert found["MSP"]["far"] == pytest.approx(by_hand, abs=1e-9)
+    assert aurocs["MSP"]["far"] == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_the_best_of_the_grid_is_chosen(record: Record) -> None:
@@ -43,17 +43,17 @@ def test_the_best_of_the_grid_is_chosen(record: Record) -> None:
         assert record.results["ifcomp"][name]["alpha"] == tuned[name]["alpha"]
 
 
-def test_complexity_is_the_librarys() -> None:
+def test_complexity_agrees_with_the_library() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(5, 3), torch.randn(8, 5)
     ifc = IFComp(model, 0.7, fisher="exact").fit([x])
     hindsight = ood._hindsight(ifc, [(x,)], Relative(0.01))
     for alpha, options in ((None, {}), (2.0, {"alpha": 2.0, "capped": True})):
-        wanted = ifc.parametric_complexity(x, damping=Relative(0.01), **options)
-        assert ood.complexity(*hindsight, 8, alpha) == pytest.approx(wanted.numpy(), rel=1e-9)
+        expected = ifc.parametric_complexity(x, damping=Relative(0.01), **options)
+        assert ood.complexity(*hindsight, 8, alpha) == pytest.approx(expected.numpy(), rel=1e-9)
 
 
-def test_nothing_is_tuned_on_what_is_reported() -> None:
+def test_tuning_sets_and_test_sets_are_disjoint() -> None:
     for settings in ood.PRESETS.values():
         assert not set(settings.test_sets) & set(settings.tuning_sets)
         assert settings.subject.data not in settings.test_sets + settings.tuning_sets
@@ -62,14 +62,14 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
 
 
 def test_claims_compare_with_the_best_other(record: Record) -> None:
-    found = ood.summary(record)
-    near = max(values["near"] for name, values in found.items() if not name.startswith("IF-COMP"))
+    aurocs = ood.summary(record)
+    near = max(values["near"] for name, values in aurocs.items() if not name.startswith("IF-COMP"))
     for claim, name in zip(ood.claims(record)[:2], (ood.IFCOMP, ood.CAPPED), strict=True):
-        assert claim.holds == (found[name]["near"] > near)
+        assert claim.holds == (aurocs[name]["near"] > near)
         assert f"{near:.2f}" in claim.ours
 
 
-def test_the_papers_numbers_are_beside_ours(record: Record) -> None:
+def test_published_numbers(record: Record) -> None:
     mnist = Record("ood", "mnist", {"subject": {"data": "mnist"}}, {}, {}, [])
     assert ood._paper(mnist, ood.IFCOMP) == (99.40, 99.97)
     assert ood._paper(mnist, "RMD") == (98.00, 98.12)

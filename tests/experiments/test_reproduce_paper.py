@@ -1,4 +1,4 @@
-"""The paper's own settings run: colour images, BatchNorm, all kinds of noise, at a tiny size on made-up data."""
+"""The preset of the paper on tiny synthetic data: colour images, BatchNorm and all kinds of label noise."""
 
 import gzip
 import struct
@@ -20,8 +20,8 @@ COUNT = 48
 
 
 @pytest.fixture(autouse=True)
-def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random images in every file that the settings name."""
+def synthetic_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write random images to every file that the settings need."""
     monkeypatch.setenv("IFCOMP_DATA", str(tmp_path))
     monkeypatch.setenv("IFCOMP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(models, "MODELS", {"resnet18": small_network})
@@ -46,18 +46,18 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(subject: Subject) -> Subject:
-    """Trained for two epochs."""
+    """Return the subject with two epochs of training."""
     recipe = replace(subject.recipe, epochs=2, milestones=(1,), checkpoint_every=1, batch_size=16)
     return replace(subject, recipe=recipe, held_out=12)
 
 
 def small_network(classes: int) -> nn.Module:
-    """In the place of ResNet-18."""
+    """Build the replacement of ResNet-18."""
     first = nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(5)
     return nn.Sequential(*first, nn.Flatten(), nn.Linear(36, classes))
 
 
-def done(study: Study, settings: object, folder: Path) -> dict[str, object]:
+def run_study(study: Study, settings: object, folder: Path) -> dict[str, object]:
     record = run(replace(study, presets={"paper": settings}), "paper", folder)
     publish(study, record, folder)
     study.claims(record)
@@ -80,19 +80,19 @@ def test_ood(tmp_path: Path) -> None:
         dampings=(1e-4,),
         detectors=("MSP", "DICE"),
     )
-    found = done(ood.STUDY, small, tmp_path / "ood")
-    assert found["ifcomp"][ood.AS_PAPER]["beta"] == 0.001
-    assert set(found["detector DICE"]["sets"]) == {"tinyimagenet", "mnist", "fashion-mnist", "notmnist"}
+    results = run_study(ood.STUDY, small, tmp_path / "ood")
+    assert results["ifcomp"][ood.AS_PAPER]["beta"] == 0.001
+    assert set(results["detector DICE"]["sets"]) == {"tinyimagenet", "mnist", "fashion-mnist", "notmnist"}
 
 
 def test_mislabel_with_all_kinds_of_noise(tmp_path: Path) -> None:
     settings = mislabel.PRESETS["paper"]
     assert (settings.short_runs, settings.short_epochs) == (10, 20)
     small = replace(settings, subject=tiny(settings.subject), fit_examples=12, short_runs=1, short_epochs=1)
-    found = done(mislabel.STUDY, small, tmp_path / "mislabel")
+    results = run_study(mislabel.STUDY, small, tmp_path / "mislabel")
     for kind in ("human random1", "data-dependent", "asymmetric 0.3", "symmetric 0.6"):
-        assert 0.1 < found[f"{kind}, train"]["wrong"] < 0.8
-        assert found[f"{kind}, late"].keys() == set(mislabel.METHODS)
+        assert 0.1 < results[f"{kind}, train"]["wrong"] < 0.8
+        assert results[f"{kind}, late"].keys() == set(mislabel.METHODS)
 
 
 def test_pruning(tmp_path: Path) -> None:
@@ -107,5 +107,5 @@ def test_pruning(tmp_path: Path) -> None:
         short_epochs=1,
         fit_examples=12,
     )
-    found = done(pruning.STUDY, small, tmp_path / "pruning")
-    assert {f"{method}, 0.5, seed 0" for method in pruning.METHODS} <= found.keys()
+    results = run_study(pruning.STUDY, small, tmp_path / "pruning")
+    assert {f"{method}, 0.5, seed 0" for method in pruning.METHODS} <= results.keys()

@@ -1,4 +1,4 @@
-"""The study of pruning, at the size of digits."""
+"""The study of pruning with the preset digits."""
 
 import numpy as np
 import pytest
@@ -18,15 +18,15 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         patch.delenv("IFCOMP_DATA", raising=False)
         reproduce.reproduce("pruning", "digits", folder)
     trainings = list((folder / "cache").glob("*-first300*"))
-    assert len(trainings) == 2 + 6 * 2  # seed 1 on all data is the short run gone on with
+    assert len(trainings) == 2 + 6 * 2  # seed 1 on all data resumes the short run
     return read(folder / "pruning" / "digits")
 
 
 def test_digits(record: Record) -> None:
-    found = pruning.summary(record)
-    assert found.keys() == set(pruning.METHODS)
+    summary = pruning.summary(record)
+    assert summary.keys() == set(pruning.METHODS)
     accuracies = [record.results[f"IF-COMP, 0.5, seed {seed}"] for seed in (0, 1)]
-    assert found["IF-COMP"][0.5] == pytest.approx((100 * np.mean(accuracies), 50 * abs(np.subtract(*accuracies))))
+    assert summary["IF-COMP"][0.5] == pytest.approx((100 * np.mean(accuracies), 50 * abs(np.subtract(*accuracies))))
     assert record.results["none, seed 0"] > 0.3
     for ranks in record.results["ranks"].values():
         assert sorted(ranks) == list(range(300))
@@ -43,7 +43,7 @@ def test_claims(record: Record) -> None:
 
 
 @pytest.mark.parametrize(("chance", "holds"), [((0.70, 0.72), True), ((0.79, 0.81), None), ((0.88, 0.90), False)])
-def test_nothing_is_said_within_a_standard_error(chance: tuple[float, float], holds: bool | None) -> None:
+def test_a_difference_within_a_standard_error_is_inconclusive(chance: tuple[float, float], holds: bool | None) -> None:
     accuracies = dict.fromkeys(pruning.METHODS, (0.90, 0.90)) | {"IF-COMP": (0.80, 0.82), "random": chance}
     results = {f"{name}, 0.5, seed {seed}": row[seed] for name, row in accuracies.items() for seed in (0, 1)}
     settings = {"fractions": [0.5], "seeds": [0, 1], "subject": {"data": "toy"}}

@@ -1,4 +1,4 @@
-"""Training at tiny size: killed and resumed to the same bits, found again, stopped early; augmentation by hand."""
+"""Training of tiny networks: resuming to the same bits, caching, early stopping; augmentation by hand."""
 
 import json
 from dataclasses import replace
@@ -32,13 +32,13 @@ def _train(data: tuple[Dataset, Dataset], folder: Path, **options: object) -> Tr
     return train(model, data[0], recipe, normalisation=MNIST, validation=data[1], folder=folder, **settings)
 
 
-def _same_bits(one: Trained, other: Trained) -> bool:
-    rows = [[replace(row, seconds=0.0) for row in run.epochs] for run in (one, other)]
-    names = sorted(path.name for path in one.folder.glob("*.safetensors"))
-    if rows[0] != rows[1] or names != sorted(path.name for path in other.folder.glob("*.safetensors")):
+def _same_bits(first_run: Trained, second_run: Trained) -> bool:
+    rows = [[replace(row, seconds=0.0) for row in run.epochs] for run in (first_run, second_run)]
+    names = sorted(path.name for path in first_run.folder.glob("*.safetensors"))
+    if rows[0] != rows[1] or names != sorted(path.name for path in second_run.folder.glob("*.safetensors")):
         return False
     for name in names:
-        left, right = load_file(one.folder / name), load_file(other.folder / name)
+        left, right = load_file(first_run.folder / name), load_file(second_run.folder / name)
         if left.keys() != right.keys() or not all(torch.equal(left[key], right[key]) for key in left):
             return False
     return True
@@ -99,13 +99,13 @@ def test_killed_while_writing(data: tuple[Dataset, Dataset], tmp_path: Path, mon
         assert _same_bits(whole, _train(data, tmp_path / name))
 
 
-def test_until_stops_and_goes_on(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+def test_until_stops_and_a_later_call_resumes(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     first = _train(data, tmp_path / "parts", until=2)
     assert [row.epoch for row in first.epochs] == [1, 2]
     assert _same_bits(_train(data, tmp_path / "parts"), _train(data, tmp_path / "whole"))
 
 
-def test_a_finished_training_is_found_again(
+def test_a_finished_training_is_reused(
     data: tuple[Dataset, Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = _train(data, tmp_path)
@@ -115,7 +115,7 @@ def test_a_finished_training_is_found_again(
     assert json.loads((first.folder / "log.json").read_text())["epochs"][-1]["epoch"] == 5
 
 
-def test_whatever_matters_is_another_training(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+def test_every_setting_is_part_of_the_identity(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     train_data, validation = data
     labels = train_data.labels.clone()
     labels[0] = (labels[0] + 1) % 10
@@ -138,7 +138,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert runs.cache_folder() == Path.home() / ".cache/ifcomp/experiments"
 
 
-def test_what_was_kept(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+def test_stored_weights(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     run = _train(data, tmp_path)
     assert [kept.epoch for kept in run.checkpoints] == [2, 4, 5]
     assert [kept.epoch for kept in run.tail] == [4, 5]
@@ -160,7 +160,7 @@ def test_what_was_kept(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
 def test_one_epoch_is_plain_sgd(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     recipe = Recipe("steps", 2, 0.02, milestones=(1,), batch_size=300)
     run = _train(data, tmp_path, model="lenet", recipe=recipe)
-    torch.manual_seed(training._mixed(0, 0))
+    torch.manual_seed(training._epoch_seed(0, 0))
     model = build("lenet").train()
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
     for rate in (0.02, 0.004):
@@ -168,8 +168,8 @@ def test_one_epoch_is_plain_sgd(data: tuple[Dataset, Dataset], tmp_path: Path) -
         optimizer.zero_grad()
         F.cross_entropy(model(MNIST(data[0].images)), data[0].labels).backward()
         optimizer.step()
-    for found, expected in zip(run.model().parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    for actual, expected in zip(run.model().parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_early_stop(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_early_stop(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     assert _train(data, tmp_path, recipe=Recipe("steps", 30, 1e-12, patience=2)).epochs == run.epochs
 
 
-def test_it_learns_and_leaves_the_random_state_alone(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+def test_training_learns_and_does_not_change_the_random_state(data: tuple[Dataset, Dataset], tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -224,7 +224,7 @@ def test_shift_and_mirror_by_hand(channels: tuple[int, ...]) -> None:
     images = torch.randint(1, 256, (400, 6, 7, *channels), dtype=torch.uint8, generator=generator)
     moved = shift_and_mirror(images, torch.Generator().manual_seed(1), reach=2)
     seen = set()
-    for image, found in zip(images, moved, strict=True):
+    for image, actual in zip(images, moved, strict=True):
         padded = torch.zeros(10, 11, *channels, dtype=torch.uint8)
         padded[2:8, 2:9] = image
         options = {
@@ -233,7 +233,7 @@ def test_shift_and_mirror_by_hand(channels: tuple[int, ...]) -> None:
             for dx in range(5)
             for flip in (False, True)
         }
-        matches = [key for key, option in options.items() if torch.equal(option, found)]
+        matches = [key for key, option in options.items() if torch.equal(option, actual)]
         assert len(matches) == 1
         seen.add(matches[0])
     assert len(seen) == 50

@@ -1,6 +1,6 @@
-"""Kill real ``ifcomp`` processes at random moments, run them again, and compare every byte of what they write.
+"""Kill ``ifcomp`` processes at random times, run them again, and compare every byte of their output.
 
-``python tests/faults/kill_many.py`` prints one JSON object; it ends with 1 if a byte differs or a file is left over.
+``python tests/faults/kill_many.py`` prints one JSON object. It exits with 1 if a byte differs or a file is left over.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import pandas  # noqa: F401  (before there are processes, each of which needs it)
+import pandas  # noqa: F401  (imported before the fork, for all processes)
 import sklearn.datasets  # noqa: F401
 import torch
 from safetensors import SafetensorError, safe_open
 
 from ifcomp.cli.main import app
 
-#: Kills in a row before a process may end.
-MOST_IN_A_ROW = 4
+#: Largest number of kills before a process may finish.
+MAX_CONSECUTIVE_KILLS = 4
 
-#: Seconds after which a process is taken to hang.
-PATIENCE = 600
+#: Seconds after which a process counts as hanging.
+TIMEOUT = 600
 
 MODULE = """
 import time
@@ -70,15 +70,15 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
 
 @dataclass
 class Tally:
-    """What happened.
+    """Counts of one command.
 
     Attributes:
-        kills: Processes that were killed.
-        episodes: Times that the result was compared after kills.
-        identical: Times that it was the same.
-        stages: What the last checkpoint was of when a process was killed.
-        while_writing: Kills that left a file half written.
-        left_over: Files that were there in the end and should not be.
+        kills: Number of killed processes.
+        episodes: Number of comparisons after kills.
+        identical: Number of comparisons with identical bytes.
+        stages: Number of kills by stage of the last checkpoint.
+        while_writing: Number of kills that left a partially written file.
+        left_over: Unexpected files after an episode.
     """
 
     kills: int = 0
@@ -89,14 +89,14 @@ class Tally:
     left_over: list[str] = field(default_factory=list)
 
 
-def torture(command: str, kills: int, seed: int, folder: Path) -> Tally:
-    """Kill one command again and again.
+def kill_repeatedly(command: str, kills: int, seed: int, folder: Path) -> Tally:
+    """Kill one command repeatedly and compare its final output.
 
     Args:
-        command: Of `COMMANDS`.
-        kills: How often.
-        seed: Of the moments.
-        folder: To work in, empty.
+        command: Name in `COMMANDS`.
+        kills: Number of kills.
+        seed: Seed of the times of the kills.
+        folder: Empty working folder.
     """
     moments, tally = random.Random(f"{command} {seed}"), Tally()
     (folder / "net.py").write_text(MODULE)
@@ -105,18 +105,18 @@ def torture(command: str, kills: int, seed: int, folder: Path) -> Tally:
     kept = _names(folder)
     arguments, outputs = COMMANDS[command]
     process = Process(arguments, folder)
-    began = process.wait_for_work(folder)
+    start = process.wait_for_work(folder)
     process.end()
-    duration = time.monotonic() - began
+    duration = time.monotonic() - start
     expected = [content(folder / name) for name in outputs]
     while tally.kills < kills:
         _clean(folder, kept)
-        for _ in range(moments.randint(1, min(MOST_IN_A_ROW, kills - tally.kills))):
+        for _ in range(moments.randint(1, min(MAX_CONSECUTIVE_KILLS, kills - tally.kills))):
             process = Process(arguments, folder)
             process.wait_for_work(folder)
             time.sleep(moments.uniform(0, duration))
             if process.ended():
-                break  # it was quicker this time: its result is as good as any
+                break  # it finished before the kill
             process.kill()
             tally.kills += 1
             stage = _stage(folder)
@@ -125,34 +125,34 @@ def torture(command: str, kills: int, seed: int, folder: Path) -> Tally:
         Process(arguments, folder).end()
         tally.episodes += 1
         tally.identical += [content(folder / name) for name in outputs] == expected
-        made = kept | {"started", *(name.split("/")[0] for name in outputs)}
-        tally.left_over += sorted(_names(folder) - made)
+        allowed = kept | {"started", *(name.split("/")[0] for name in outputs)}
+        tally.left_over += sorted(_names(folder) - allowed)
     return tally
 
 
 def content(path: Path) -> object:
-    """The bytes of a file; of a study without dates and seconds, and with the runs that made it left out."""
+    """Return the bytes of a file; for a result of a study, its content without dates, durations and runs."""
     if path.name != "result.json":
         return path.read_bytes()
-    found = json.loads(path.read_text())
-    return {name: found[name] for name in ("study", "preset", "settings", "results")}
+    record = json.loads(path.read_text())
+    return {name: record[name] for name in ("study", "preset", "settings", "results")}
 
 
 class Process:
-    """A command in a process of its own: forked, so that kills do not mostly hit the import of torch."""
+    """A command in a forked process, so that kills do not mostly hit the import of torch."""
 
     def __init__(self, arguments: list[str], folder: Path) -> None:
         (folder / "started").unlink(missing_ok=True)
-        self.said = folder.parent / "said.txt"
+        self.log = folder.parent / "log.txt"
         self.code: int | None = None
-        self.number = os.fork()
-        if self.number == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             self._run(arguments, folder)
 
     def _run(self, arguments: list[str], folder: Path) -> None:
         code = 1
         try:
-            handle = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
             os.chdir(folder)
@@ -164,33 +164,33 @@ class Process:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the process has ended."""
         if self.code is None:
-            number, status = os.waitpid(self.number, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if number else None
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
     def wait_for_work(self, folder: Path) -> float:
-        """When the data was first asked for; a study tells nobody, and is killed at any moment."""
+        """Wait for the first batch (or the cache folder of a study), and return the time."""
         while not self.ended() and not ((folder / "started").exists() or (folder / "cache").exists()):
             time.sleep(0.002)
         return time.monotonic()
 
     def kill(self) -> None:
-        """End it now."""
-        os.kill(self.number, signal.SIGKILL)
-        os.waitpid(self.number, 0)
+        """Kill the process."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
     def end(self) -> None:
-        """Wait for its end, which must be a good one."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait for the end of the process, and raise RuntimeError if it fails."""
+        deadline = time.monotonic() + TIMEOUT
         while not self.ended():
             time.sleep(0.01)
             if time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError("The process hangs.")
         if self.code:
-            raise RuntimeError(f"The process ended with {self.code}:\n{self.said.read_text()}")
+            raise RuntimeError(f"The process ended with {self.code}:\n{self.log.read_text()}")
 
 
 def _stage(folder: Path) -> str:
@@ -199,7 +199,7 @@ def _stage(folder: Path) -> str:
             with safe_open(path, framework="np") as file:
                 return str(json.loads(file.metadata()["ifcomp-checkpoint"])["stage"])
         except (SafetensorError, OSError) as error:
-            raise RuntimeError(f"{path} is not whole") from error
+            raise RuntimeError(f"{path} is not complete") from error
     return "no checkpoint yet"
 
 
@@ -217,21 +217,22 @@ def _clean(folder: Path, kept: set[str]) -> None:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def main(say: Callable[[str], object] = sys.stdout.write) -> int:
-    """Torture the commands."""
+def main(write: Callable[[str], object] = sys.stdout.write) -> int:
+    """Kill all commands repeatedly and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=25, help="of each command")
+    parser.add_argument("--kills", type=int, default=25, help="number of kills per command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commands", default="fit,score,audit", help=f"of {', '.join(COMMANDS)}")
-    chosen = parser.parse_args()
+    parser.add_argument("--commands", default="fit,score,audit", help=f"commands to kill, of {', '.join(COMMANDS)}")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     tallies = {}
-    for command in chosen.commands.split(","):
+    for command in arguments.commands.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "place"
-            place.mkdir()
-            tallies[command] = torture(command, chosen.kills, chosen.seed, place)
-    say(json.dumps({"seed": chosen.seed, **{name: asdict(tally) for name, tally in tallies.items()}}, indent=2) + "\n")
+            workdir = Path(folder) / "work"
+            workdir.mkdir()
+            tallies[command] = kill_repeatedly(command, arguments.kills, arguments.seed, workdir)
+    counts = {name: asdict(tally) for name, tally in tallies.items()}
+    write(json.dumps({"seed": arguments.seed, **counts}, indent=2) + "\n")
     return int(any(tally.identical < tally.episodes or tally.left_over for tally in tallies.values()))
 
 

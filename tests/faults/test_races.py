@@ -1,4 +1,4 @@
-"""Several processes and threads at the same files: each sees one whole result or a clear error, never a mixture."""
+"""Concurrent access to files by processes and threads: readers get one complete result or a clear error."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.cli import runs
+from ifcomp.cli import record
 from ifcomp.errors import StorageError
 from ifcomp.io.files import locked
 
@@ -70,18 +70,18 @@ def python(*arguments: str) -> subprocess.Popen[str]:
 
 
 def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Do it in so many threads that start together."""
+    """Call a function in ``count`` threads that start together."""
     start = threading.Barrier(count)
 
-    def one(number: int) -> Any:
+    def start_together(index: int) -> Any:
         start.wait()
-        return work(number)
+        return work(index)
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+        return list(pool.map(start_together, range(count)))
 
 
-def test_a_reader_sees_one_whole_file_while_another_process_writes(
+def test_a_reader_gets_a_complete_file_while_another_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,8 +93,8 @@ def test_a_reader_sees_one_whole_file_while_another_process_writes(
             if not Path("written").exists():
                 time.sleep(0.05)
                 continue
-            found = IFComp.load("run.ifcomp", model)
-            assert torch.equal(found.influence(x), expected[found.beta])
+            loaded = IFComp.load("run.ifcomp", model)
+            assert torch.equal(loaded.influence(x), expected[loaded.beta])
             assert pd.read_parquet("table.parquet")["value"].nunique() == 1
             reads += 1
         assert writer.returncode == 0, writer.stderr.read() if writer.stderr else ""
@@ -102,53 +102,53 @@ def test_a_reader_sees_one_whole_file_while_another_process_writes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.ifcomp", "table.parquet", "written"]
 
 
-def test_loads_in_several_threads_are_alike(tmp_path: Path) -> None:
+def test_loads_in_several_threads_are_equal(tmp_path: Path) -> None:
     x, ifc = inputs(), fitted(1.0)
     ifc.save(tmp_path / "run.ifcomp")
     expected, shared, models = ifc.influence(x), network(), [network() for _ in range(8)]
 
-    def load(number: int) -> tuple[Tensor, bool]:
-        own = IFComp.load(tmp_path / "run.ifcomp", models[number])
+    def load(index: int) -> tuple[Tensor, bool]:
+        separate = IFComp.load(tmp_path / "run.ifcomp", models[index])
         other = IFComp.load(tmp_path / "run.ifcomp", shared)
         assert other.factors is not None
         same = all(
-            torch.equal(block.second_moments, own.factors.blocks[name].second_moments)
+            torch.equal(block.second_moments, separate.factors.blocks[name].second_moments)
             for name, block in other.factors.blocks.items()
         )
-        return own.influence(x), same
+        return separate.influence(x), same
 
-    for found, same in at_once(len(models), load):
-        assert torch.equal(found, expected)
+    for loaded, same in at_once(len(models), load):
+        assert torch.equal(loaded, expected)
         assert same
 
 
-def test_saves_in_several_threads_leave_one_whole_file_and_the_umask(tmp_path: Path) -> None:
+def test_saves_in_several_threads_leave_one_complete_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         fits = [fitted(beta) for beta in (0.5, 1.0, 2.0, 4.0)]
         for _ in range(5):
-            at_once(len(fits), lambda number: fits[number].save(tmp_path / "run.ifcomp"))
-            found = IFComp.load(tmp_path / "run.ifcomp", network())
-            assert torch.equal(found.influence(inputs()), fitted(found.beta).influence(inputs()))
+            at_once(len(fits), lambda index: fits[index].save(tmp_path / "run.ifcomp"))
+            loaded = IFComp.load(tmp_path / "run.ifcomp", network())
+            assert torch.equal(loaded.influence(inputs()), fitted(loaded.beta).influence(inputs()))
         assert (tmp_path / "run.ifcomp").stat().st_mode & 0o777 == 0o640
         assert [path.name for path in tmp_path.iterdir()] == ["run.ifcomp"]
     finally:
         assert os.umask(before) == 0o027
 
 
-def test_the_key_of_records_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for turn in range(10):
-        folder = tmp_path / str(turn)
+def test_the_key_of_records_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
         monkeypatch.setattr("typer.get_app_dir", lambda _, folder=folder: str(folder))
-        keys = at_once(6, lambda _: runs._key(create=True))
+        keys = at_once(6, lambda _: record._key(create=True))
         assert len(set(keys)) == 1
         assert keys[0] is not None
         assert [path.name for path in folder.iterdir()] == ["run-key"]
         assert (folder / "run-key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lock_ends_with_its_process_though_a_child_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a loader outlive a killed process for some seconds."""
+def test_a_lock_ends_with_its_process_even_if_a_child_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a data loader outlive a killed process by some seconds."""
     monkeypatch.chdir(tmp_path)
     with python("-c", ORPHAN) as parent:
         assert parent.stdout is not None
@@ -161,7 +161,7 @@ def test_a_lock_ends_with_its_process_though_a_child_lives_on(tmp_path: Path, mo
         parent.wait()
         try:
             with locked("work"):
-                os.kill(child, 0)  # it is there
+                os.kill(child, 0)  # the child is alive
         finally:
             os.kill(child, signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []

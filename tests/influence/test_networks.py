@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from benchmarks.references import paper_influence
-from benchmarks.suites.influence import plain_factors
+from benchmarks.suites.influence import reference_factors
 from experiments.models import LeNet, resnet20
 from ifcomp import IFComp, Relative
 
@@ -48,7 +48,7 @@ def test_influence_of_a_network(
     model, x = make()
     model, x = model.to(dtype).eval(), x.to(dtype)
     ifc = IFComp(model, beta, sua=True, fisher="exact", damping=Relative(0.1)).fit([x])
-    explicit = paper_influence(model.double(), x[:3].double(), plain_factors(ifc, torch.float64), beta)
+    explicit = paper_influence(model.double(), x[:3].double(), reference_factors(ifc, torch.float64), beta)
     model.to(dtype)
     found = ifc.influence(x[:3])
     assert_close(found, explicit, rtol=tolerance, atol=tolerance * float(explicit.mean()))

@@ -1,4 +1,4 @@
-"""Label audits inside cleanlab's own tools: `CleanLearning` and Datalab."""
+"""Label audits in cleanlab: `CleanLearning` and Datalab."""
 
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from cleanlab.classification import CleanLearning
 
 from ifcomp.integrations.cleanlab import ISSUE_NAME, label_issues
 
-#: What cleanlab itself uses.
+# A deprecated pandas argument of cleanlab.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 
 X, TRUTH = load_iris(return_X_y=True)
@@ -33,7 +33,7 @@ NAMES = np.array(["setosa", "versicolor", "virginica"])
 
 @cache
 def scored() -> tuple[NDArray[np.int64], NDArray[np.float64], ScoreTable]:
-    """Labels with three wrong ones, the probabilities of a network trained on them, and its scores."""
+    """Return labels with three errors, the probabilities of a network trained on them, and its scores."""
     labels = TRUTH.copy()
     labels[WRONG] = (labels[WRONG] + 1) % 3
     model = IFCompClassifier(alpha=0, damping=Relative(1.0), epochs=40, lr=0.01).fit(X, labels)
@@ -44,9 +44,9 @@ def audit() -> LabelAudit:
     return audit_labels(scored()[2], noise_rate=0.04)
 
 
-def find(labels: Any, given: LabelAudit | None = None, **others: Any) -> Datalab:
+def find(labels: Any, label_audit: LabelAudit | None = None, **issue_types: Any) -> Datalab:
     lab = Datalab({"y": labels}, label_name="y", verbosity=0)
-    lab.find_issues(issue_types={ISSUE_NAME: {"audit": given or audit()}, **others}, pred_probs=scored()[1])
+    lab.find_issues(issue_types={ISSUE_NAME: {"audit": label_audit or audit()}, **issue_types}, pred_probs=scored()[1])
     return lab
 
 
@@ -75,31 +75,31 @@ def test_the_frame_by_hand() -> None:
         label_issues(LabelAudit(frame.iloc[:2], np.log(20), 0.3, {}))
 
 
-def test_quality_is_below_a_half_just_where_the_model_prefers_another_label() -> None:
+def test_quality_is_below_one_half_exactly_if_the_model_prefers_another_label() -> None:
     labels, probabilities, table = scored()
-    found = label_issues(audit())
-    np.testing.assert_allclose(-np.log(found["label_quality"]), table.column("label_complexity"), rtol=1e-9)
-    assert np.array_equal(found["label_quality"] < 0.5, probabilities.argmax(1) != labels)
-    assert np.array_equal(found["predicted_label"], probabilities.argmax(1))
-    assert np.array_equal(found["given_label"], labels)
-    assert found["label_quality"].between(0, 1).all()
-    assert set(WRONG) <= set(np.flatnonzero(found["is_label_issue"]))
+    issues = label_issues(audit())
+    np.testing.assert_allclose(-np.log(issues["label_quality"]), table.column("label_complexity"), rtol=1e-9)
+    assert np.array_equal(issues["label_quality"] < 0.5, probabilities.argmax(1) != labels)
+    assert np.array_equal(issues["predicted_label"], probabilities.argmax(1))
+    assert np.array_equal(issues["given_label"], labels)
+    assert issues["label_quality"].between(0, 1).all()
+    assert set(WRONG) <= set(np.flatnonzero(issues["is_label_issue"]))
 
 
-def test_the_frame_looks_like_cleanlabs_own() -> None:
+def test_the_frame_has_the_format_of_cleanlab() -> None:
     labels, probabilities, _ = scored()
-    own = CleanLearning().find_label_issues(labels=labels, pred_probs=probabilities)
-    found = label_issues(audit())
-    assert list(found.columns) == list(own.columns)
-    assert found.index.equals(own.index)
-    assert [kind.kind for kind in found.dtypes] == [kind.kind for kind in own.dtypes]
+    reference = CleanLearning().find_label_issues(labels=labels, pred_probs=probabilities)
+    issues = label_issues(audit())
+    assert list(issues.columns) == list(reference.columns)
+    assert issues.index.equals(reference.index)
+    assert [dtype.kind for dtype in issues.dtypes] == [dtype.kind for dtype in reference.dtypes]
 
 
 def test_clean_learning_trains_without_the_suspects() -> None:
     labels, _, _ = scored()
-    found = label_issues(audit())
-    cleaned = CleanLearning(LogisticRegression(max_iter=500)).fit(X, labels, label_issues=found)
-    kept = ~found["is_label_issue"].to_numpy()
+    issues = label_issues(audit())
+    cleaned = CleanLearning(LogisticRegression(max_iter=500)).fit(X, labels, label_issues=issues)
+    kept = ~issues["is_label_issue"].to_numpy()
     expected = LogisticRegression(max_iter=500).fit(X[kept], labels[kept])
     np.testing.assert_allclose(cleaned.clf.coef_, expected.coef_, rtol=1e-6)
 
@@ -122,7 +122,7 @@ def test_datalab_finds_and_reports_the_issues(capsys: pytest.CaptureFixture[str]
     assert f"\n{expected['label_quality'].idxmin()} " in text
 
 
-def test_it_stands_beside_datalabs_own_label_issues() -> None:
+def test_the_issue_type_coexists_with_label_issues_of_datalab() -> None:
     lab = find(scored()[0], label={})
     assert list(lab.get_issues("label").columns) == [
         *("is_label_issue", "label_score"),
@@ -132,7 +132,7 @@ def test_it_stands_beside_datalabs_own_label_issues() -> None:
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES.tolist(), np.array([0, 1, 2])], ids=["array", "list", "numbers"])
-def test_classes_have_datalabs_names(names: Any) -> None:
+def test_classes_are_named_as_in_datalab(names: Any) -> None:
     labels, probabilities, _ = scored()
     issues = find([names[label] for label in labels]).get_issues(ISSUE_NAME)
     assert issues[f"{ISSUE_NAME}_given"].tolist() == [names[label] for label in labels]
@@ -157,7 +157,7 @@ def test_wrong_audits_are_refused() -> None:
         find(TRUTH)
 
 
-def test_data_without_labels_are_taken_at_their_word() -> None:
+def test_data_without_labels_are_accepted() -> None:
     lab = Datalab({"x": list(range(150))}, verbosity=0)
     lab.find_issues(issue_types={ISSUE_NAME: {"audit": audit()}})
     assert lab.get_issues(ISSUE_NAME)[f"is_{ISSUE_NAME}_issue"].sum() == 6

@@ -1,8 +1,8 @@
-"""Agreement with the EKFAC of kronfluence, which shares no code with the library, and scores with its factors.
+"""Agreement with the EKFAC of kronfluence, and scores with its factors.
 
-Both define a block's curvature as ``Q diag(Lambda) Q^T`` with ``Lambda`` the mean over examples of squared gradients in
-the eigenbasis, at ``beta = 1``. Kronfluence's damping is absolute, or 0.1 times the mean of ``Lambda`` where none is
-given.
+Both define the curvature of a block as ``Q diag(Lambda) Q^T``, where ``Lambda`` is the mean over examples of squared
+gradients in the eigenbasis at ``beta = 1``. The damping of kronfluence is absolute, or by default 0.1 times the mean of
+``Lambda``.
 """
 
 import copy
@@ -73,19 +73,19 @@ class Fitted:
 
     @property
     def folder(self) -> Path:
-        """Where the factors are."""
+        """Folder of the factors."""
         return self.analyzer.factors_output_dir("ekfac")
 
     def factors(self) -> Factors:
-        """Kronfluence's factors as the library's."""
+        """Return the imported factors."""
         return factors_from_kronfluence(self.folder, self.model, num_classes=CLASSES)
 
     def blocks(self) -> dict[str, BlockFactors]:
-        """The same by layer."""
+        """Return the imported factors by layer."""
         return dict(self.factors().blocks)
 
     def self_influence(self, damping: Damping) -> Tensor:
-        """Kronfluence's self-influence of the test examples with their labels, [B]."""
+        """Return the self-influence of the test examples by kronfluence, [B]."""
         assert not isinstance(damping, Relative) or damping.multiple == 0.1
         arguments = ScoreArguments(
             damping_factor=None if isinstance(damping, Relative) else damping,
@@ -112,7 +112,7 @@ def examples(size: int, seed: int) -> TensorDataset:
 
 
 def fit_kronfluence(folder: Path, make: Callable[[], nn.Module], *, empirical: bool) -> Fitted:
-    """EKFAC factors in float64 on the CPU, from labels drawn from the model or from those of the data."""
+    """Fit EKFAC factors in float64 on the CPU, with sampled labels or those of the data."""
     model = seeded(make)().double()
     train, test = examples(64, seed=1), examples(12, seed=2)
     task = Classification()
@@ -138,36 +138,38 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
 
 @pytest.fixture(scope="module")
 def empirical(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    """Kronfluence with the empirical Fisher, which leaves nothing to chance."""
+    """Kronfluence with the empirical Fisher, which is deterministic."""
     return fit_kronfluence(tmp_path_factory.mktemp("empirical"), network, empirical=True)
 
 
 @pytest.fixture(scope="module")
 def normalised(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    """Kronfluence on a network with BatchNorm, which it passes over."""
+    """Kronfluence on a network with BatchNorm, which it ignores."""
     return fit_kronfluence(tmp_path_factory.mktemp("normalised"), normalised_network, empirical=True)
 
 
 def self_influence(ifc: IFComp, test: TensorDataset, damping: Damping) -> Tensor:
-    """The library's influence of the given labels, [B]."""
+    """Return the influence of the given labels by IFComp, [B]."""
     inputs, labels = test.tensors
     return ifc.influence(inputs, damping=damping).gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
 @pytest.mark.parametrize("damping", DAMPINGS, ids=str)
-def test_influence_with_its_factors_is_its_self_influence(sampled: Fitted, damping: Damping) -> None:
+def test_influence_with_imported_factors_equals_self_influence_of_kronfluence(
+    sampled: Fitted, damping: Damping
+) -> None:
     ifc = IFComp.from_factors(sampled.model, sampled.factors(), sua=False)
     assert_same(self_influence(ifc, sampled.test, damping), sampled.self_influence(damping), rtol=1e-9, floor=0.0)
 
 
 @pytest.mark.parametrize("damping", [1e-3, Relative(0.1)], ids=str)
-def test_a_model_with_layers_that_it_passes_over_is_scored_without_them(normalised: Fitted, damping: Damping) -> None:
+def test_ignored_layers_are_left_out_of_scores(normalised: Fitted, damping: Damping) -> None:
     ifc = IFComp.from_factors(normalised.model, normalised.factors(), partial=True, sua=False)
     assert_same(self_influence(ifc, normalised.test, damping), normalised.self_influence(damping), rtol=1e-9, floor=0.0)
     assert {row.name for row in ifc.coverage.rows if not row.covered} == {"1"}
 
 
-def test_layers_that_it_passes_over_are_never_left_out_in_silence(normalised: Fitted) -> None:
+def test_ignored_layers_are_refused_without_partial(normalised: Fitted) -> None:
     with pytest.raises(FingerprintError, match=r"without factors: 1\.bias, 1\.weight\n.*partial=True"):
         IFComp.from_factors(normalised.model, normalised.factors())
 
@@ -190,16 +192,18 @@ def test_factors_come_in_the_precision_of_the_model(sampled: Fitted) -> None:
     assert_same(ifc.influence(inputs.float()), exact, rtol=1e-3, floor=1e-3)
 
 
-def test_another_number_of_classes_is_noticed(sampled: Fitted) -> None:
+def test_a_wrong_number_of_classes_is_refused(sampled: Fitted) -> None:
     factors = factors_from_kronfluence(sampled.folder, sampled.model, num_classes=CLASSES + 1)
     with pytest.raises(FingerprintError, match="5 classes"):
         IFComp.from_factors(sampled.model, factors, sua=False).influence(sampled.test.tensors[0])
 
 
-@pytest.mark.parametrize("broken", [{"groups": 2}, {"padding_mode": "reflect"}], ids=str)
-def test_convolutions_that_it_has_wrong_are_refused(sampled: Fitted, broken: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"groups": 2}, {"padding_mode": "reflect"}], ids=str)
+def test_convolutions_with_wrong_gradients_in_kronfluence_are_refused(
+    sampled: Fitted, settings: dict[str, Any]
+) -> None:
     model = network()
-    model[0] = nn.Conv2d(2, 4, 3, padding=1, **broken)
+    model[0] = nn.Conv2d(2, 4, 3, padding=1, **settings)
     with pytest.raises(ModelError, match="factors of 0 are not"):
         factors_from_kronfluence(sampled.folder, model, num_classes=CLASSES)
 
@@ -233,20 +237,20 @@ def test_damaged_folders_are_refused(sampled: Fitted, damage: Callable[[Path], N
         factors_from_kronfluence(folder, sampled.model, num_classes=CLASSES)
 
 
-@pytest.mark.parametrize(("value", "words"), [(float("nan"), "'0' are not finite"), (-1.0, "negative")])
-def test_damaged_moments_are_refused(sampled: Fitted, value: float, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "message"), [(float("nan"), "'0' are not finite"), (-1.0, "negative")])
+def test_damaged_moments_are_refused(sampled: Fitted, value: float, message: str, tmp_path: Path) -> None:
     folder = tmp_path / "factors"
     shutil.copytree(sampled.folder, folder)
     tensors = load_file(folder / "lambda_matrix.safetensors")
     tensors["0"][0, 0] = value
     save_file(tensors, folder / "lambda_matrix.safetensors")
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=message):
         factors_from_kronfluence(folder, sampled.model, num_classes=CLASSES)
 
 
 @pytest.mark.parametrize("damping", DAMPINGS, ids=str)
 def test_fits_on_the_same_labels_agree(empirical: Fitted, damping: Damping) -> None:
-    """Nothing is handed over here: both passes, eigenvectors and influence of each."""
+    """Both libraries fit and score independently."""
     ifc = IFComp(empirical.model, fisher="empirical").fit([empirical.train.tensors])
     assert_same(self_influence(ifc, empirical.test, damping), empirical.self_influence(damping), rtol=1e-9, floor=0.0)
 
@@ -254,15 +258,18 @@ def test_fits_on_the_same_labels_agree(empirical: Fitted, damping: Damping) -> N
 def test_curvatures_on_the_same_labels_agree(empirical: Fitted) -> None:
     ifc = IFComp(empirical.model, fisher="empirical").fit([empirical.train.tensors])
     for name, theirs in empirical.blocks().items():
-        own = ifc.factors.blocks[name]
-        for mine, other in ((own.basis.inputs, theirs.basis.inputs), (own.basis.outputs, theirs.basis.outputs)):
-            overlap = (mine.mT @ other).abs()
+        ours = ifc.factors.blocks[name]
+        for our_basis, their_basis in (
+            (ours.basis.inputs, theirs.basis.inputs),
+            (ours.basis.outputs, theirs.basis.outputs),
+        ):
+            overlap = (our_basis.mT @ their_basis).abs()
             assert_same(overlap, torch.eye(overlap.shape[-1], dtype=torch.float64).unsqueeze(0), floor=1e-9)
-        assert_same(own.second_moments, theirs.second_moments, rtol=1e-9)
+        assert_same(ours.second_moments, theirs.second_moments, rtol=1e-9)
 
 
-def test_true_fisher_is_the_exact_one_up_to_its_draws(sampled: Fitted) -> None:
-    """The sum of its second moments is the mean squared gradient of the labels that it drew."""
+def test_sampled_fisher_agrees_with_the_exact_one_within_its_error(sampled: Fitted) -> None:
+    """The sum of the second moments is the mean squared gradient of the sampled labels."""
     inputs, _ = sampled.train.tensors
     p = label_probabilities(example_logits(sampled.model, inputs), 1.0)
     jacobians = example_jacobians(sampled.model, inputs)

@@ -1,4 +1,4 @@
-"""Optional packages stay optional: nothing of them is imported by the library, and their absence is explained."""
+"""Optional packages are not imported by the library, and a missing one is named with its extra."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ for package in ("pytorch_ood", "cleanlab"):
 """
 
 
-def test_without_the_packages_the_library_says_what_to_install() -> None:
+def test_missing_packages_are_named_with_their_extra() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "pytorch-ood cannot be imported (No module named 'pytorch_ood'). Install it with: pip install \"ifcomp[ood]\"",

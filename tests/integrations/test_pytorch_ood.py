@@ -1,4 +1,4 @@
-"""`IFCompDetector` inside pytorch-ood's own metrics, benchmark loop and search, on made-up data sets."""
+"""`IFCompDetector` in the metrics, benchmark loop and search of pytorch-ood, on synthetic data."""
 
 import copy
 from functools import cache
@@ -27,7 +27,7 @@ CLASSES = 3
 
 
 def clusters(size: int, seed: int, noise: float = 0.3) -> TensorDataset:
-    """Images of 4 by 4 around one pattern a class, with their classes."""
+    """Return 4x4 images, one noisy pattern per class, with their classes."""
     patterns = torch.randn(CLASSES, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(size) % CLASSES
     noises = torch.randn(size, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
@@ -35,28 +35,28 @@ def clusters(size: int, seed: int, noise: float = 0.3) -> TensorDataset:
 
 
 def outliers(size: int, seed: int, noise: float) -> TensorDataset:
-    """The same with more noise, labelled -1."""
+    """Return the same images with more noise and label -1."""
     return TensorDataset(clusters(size, seed, noise).tensors[0], torch.full((size,), -1))
 
 
-class Made(Benchmark):
-    """Two sets of outliers."""
+class SyntheticBenchmark(Benchmark):
+    """Benchmark with two sets of outliers."""
 
     ood_names = ("weak", "strong")
 
     def train_set(self) -> Dataset:
-        """What the model was trained on."""
+        """Return the training set."""
         return clusters(96, seed=1)
 
     def test_sets(self, known: bool = True, unknown: bool = True) -> list[Dataset]:
-        """Each set of outliers after the same clean images."""
+        """Return the clean images followed by each set of outliers."""
         return [ConcatDataset([clusters(60, seed=2), outliers(40, seed=3, noise=noise)]) for noise in (0.6, 1.2)]
 
 
 @cache
 def trained() -> nn.Module:
-    """A small network with BatchNorm, trained in a moment."""
-    images, labels = Made().train_set().tensors
+    """Train a small network with BatchNorm."""
+    images, labels = SyntheticBenchmark().train_set().tensors
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES))
@@ -70,20 +70,20 @@ def trained() -> nn.Module:
 
 
 def train_loader() -> DataLoader:
-    return DataLoader(Made().train_set(), batch_size=32)
+    return DataLoader(SyntheticBenchmark().train_set(), batch_size=32)
 
 
 def fitted(**options: object) -> IFCompDetector:
     return IFCompDetector(trained(), fisher="exact", **options).fit(train_loader())
 
 
-def test_it_is_a_detector_of_the_package() -> None:
+def test_ifcomp_detector_is_a_detector() -> None:
     assert issubclass(IFCompDetector, Detector)
     assert IFCompDetector.requires_fit
     assert IFCompDetector.info.paper.year == 2024
 
 
-def test_the_score_is_the_bounded_complexity_or_from_probes_the_parametric() -> None:
+def test_scores_are_the_complexities_of_ifcomp() -> None:
     ifc = IFComp(trained(), 0.5, fisher="exact").fit(train_loader())
     images = clusters(7, seed=5).tensors[0]
     assert torch.equal(fitted(beta=0.5)(images), ifc.bounded_complexity(images, damping=OOD_DAMPING))
@@ -93,11 +93,11 @@ def test_the_score_is_the_bounded_complexity_or_from_probes_the_parametric() -> 
     assert torch.equal(fitted(beta=0.5, capped=0.3)(images), expected)
 
 
-def test_its_metrics_in_the_benchmark_loop_are_those_of_its_scores() -> None:
+def test_metrics_of_the_benchmark_equal_those_of_the_scores() -> None:
     detector = fitted()
-    results = Made().evaluate(detector, loader_kwargs={"batch_size": 32}, device="cpu")
+    results = SyntheticBenchmark().evaluate(detector, loader_kwargs={"batch_size": 32}, device="cpu")
     assert [row["Dataset"] for row in results] == ["weak", "strong"]
-    for row, data in zip(results, Made().test_sets(), strict=True):
+    for row, data in zip(results, SyntheticBenchmark().test_sets(), strict=True):
         images, labels = (torch.stack(column) for column in zip(*data, strict=True))
         scores = torch.cat([detector.predict(part) for part in images.split(32)])
         assert row["AUROC"] == pytest.approx(roc_auc_score(labels < 0, scores), abs=1e-12)
@@ -106,8 +106,8 @@ def test_its_metrics_in_the_benchmark_loop_are_those_of_its_scores() -> None:
     assert all(0.75 < row["AUROC"] < 1 for row in results)
 
 
-def test_it_stands_beside_other_detectors() -> None:
-    benchmark = Made()
+def test_the_benchmark_compares_several_detectors() -> None:
+    benchmark = SyntheticBenchmark()
     results = benchmark.evaluate([fitted(), MaxSoftmax(trained())], loader_kwargs={"batch_size": 32})
     assert {row["Detector"] for row in results} == {"IFCompDetector", "MaxSoftmax"}
     assert len(results) == 4
@@ -126,16 +126,16 @@ def test_scores_do_not_depend_on_the_mode_or_the_batch() -> None:
     assert model.training
 
 
-def test_outliers_in_the_training_data_are_left_out() -> None:
+def test_outliers_in_the_training_data_are_skipped() -> None:
     mixed = ConcatDataset([clusters(96, seed=1), outliers(40, seed=3, noise=3.0)])
-    found = IFCompDetector(trained(), fisher="exact").fit(DataLoader(mixed, batch_size=32))
+    detector = IFCompDetector(trained(), fisher="exact").fit(DataLoader(mixed, batch_size=32))
     images = clusters(7, seed=5).tensors[0]
-    torch.testing.assert_close(found(images), fitted()(images), rtol=1e-5, atol=0)
+    torch.testing.assert_close(detector(images), fitted()(images), rtol=1e-5, atol=0)
     with pytest.raises(EmptyDataError):
-        found.fit(DataLoader(outliers(40, seed=3, noise=3.0), batch_size=32))
+        detector.fit(DataLoader(outliers(40, seed=3, noise=3.0), batch_size=32))
 
 
-def test_its_damping_is_chosen_by_the_packages_search() -> None:
+def test_grid_search_selects_the_damping() -> None:
     held_out = ConcatDataset([clusters(30, seed=7), outliers(30, seed=8, noise=0.6)])
     detector = IFCompDetector(trained(), fisher="exact")
     space = {"beta": [1.0], "damping": [Relative(1e-6), 1e3]}
@@ -152,7 +152,7 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
     return float(roc_auc_score(labels < 0, scores))
 
 
-def test_wrong_uses_are_refused() -> None:
+def test_wrong_usage_is_refused() -> None:
     with pytest.raises(ModelNotSetException):
         IFCompDetector(None)
     with pytest.raises(RequiresFittingException):

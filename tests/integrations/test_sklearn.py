@@ -1,4 +1,4 @@
-"""`IFCompClassifier` under scikit-learn's own checks, inside its tools, and against formulas written out."""
+"""`IFCompClassifier` in the checks and tools of scikit-learn, and against explicit formulas."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ from ifcomp.integrations.sklearn import IFCompClassifier
 from ifcomp.tasks.mislabel import audit_labels
 
 X, Y = load_iris(return_X_y=True)
-QUICK = {"epochs": 10, "lr": 0.03}
+FAST = {"epochs": 10, "lr": 0.03}
 
 
-@parametrize_with_checks([IFCompClassifier(**QUICK)])
-def test_scikit_learns_own_checks(estimator: IFCompClassifier, check: Any) -> None:
+@parametrize_with_checks([IFCompClassifier(**FAST)])
+def test_estimator_checks(estimator: IFCompClassifier, check: Any) -> None:
     check(estimator)
 
 
@@ -34,22 +34,22 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def logits_of(model: IFCompClassifier, features: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From features that are standardised by hand."""
+    """Return the logits of features standardised by hand."""
     standard = (features - X.mean(0)) / X.std(0)
     return model.network_(torch.tensor(standard)).detach().numpy()
 
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1.0, 0.0), (1.0, 5.0), (0.5, 5.0)])
 def test_probabilities_are_pnml(beta: float, alpha: float) -> None:
-    model = IFCompClassifier(beta=beta, alpha=alpha, damping=1e-3, **QUICK).fit(X, Y)
+    model = IFCompClassifier(beta=beta, alpha=alpha, damping=1e-3, **FAST).fit(X, Y)
     p = softmax(beta * logits_of(model, X[::7]))
     influence = model.ifc_.influence(torch.tensor((X[::7] - X.mean(0)) / X.std(0)), damping=1e-3).numpy()
     hindsight = p * (1 + alpha / len(X) * influence)
     np.testing.assert_allclose(model.predict_proba(X[::7]), hindsight / hindsight.sum(1, keepdims=True), rtol=1e-9)
 
 
-def test_doubt_can_leave_the_predicted_class_alone() -> None:
-    model = IFCompClassifier(alpha=1e4, damping=1e-6, keep_argmax=True, **QUICK).fit(X, Y)
+def test_keep_argmax_keeps_the_predicted_class() -> None:
+    model = IFCompClassifier(alpha=1e4, damping=1e-6, keep_argmax=True, **FAST).fit(X, Y)
     assert np.array_equal(model.predict(X), logits_of(model, X).argmax(1))
     model.set_params(keep_argmax=False)
     assert not np.array_equal(model.predict(X), logits_of(model, X).argmax(1))
@@ -68,13 +68,13 @@ def test_surprise_is_one_on_training_data_and_more_elsewhere() -> None:
 @pytest.mark.parametrize("names", [["setosa", "versicolor", "virginica"], [-1, 5, 30], [0.0, 1.0, 7.0]], ids=str)
 def test_labels_of_any_type(names: list[Any]) -> None:
     labels = np.array(names)[Y]
-    named, plain = IFCompClassifier(**QUICK).fit(X, labels), IFCompClassifier(**QUICK).fit(X, Y)
+    named, plain = IFCompClassifier(**FAST).fit(X, labels), IFCompClassifier(**FAST).fit(X, Y)
     assert np.array_equal(named.classes_, names)
     assert np.array_equal(named.predict(X), np.array(names)[plain.predict(X)])
     assert np.array_equal(named.table(X, labels).frame, plain.table(X, Y).frame)
 
 
-def test_its_table_finds_a_wrong_label() -> None:
+def test_the_table_reveals_a_wrong_label() -> None:
     labels = np.array(["setosa", "versicolor", "virginica"], dtype=object)[Y]
     labels[7] = "virginica"
     model = IFCompClassifier(damping=Relative(1.0), epochs=30).fit(X, labels)
@@ -83,7 +83,7 @@ def test_its_table_finds_a_wrong_label() -> None:
     assert model.classes_[first["suggested_label"]] == "setosa"
 
 
-def test_inside_scikit_learns_tools() -> None:
+def test_classifier_in_pipelines_searches_and_calibration() -> None:
     pipeline = make_pipeline(MinMaxScaler(), IFCompClassifier(epochs=30, lr=0.01))
     assert cross_val_score(pipeline, X, Y, cv=3).mean() > 0.9
     search = GridSearchCV(pipeline, {"ifcompclassifier__alpha": np.logspace(-4, 2, 3)}, cv=3, scoring="neg_log_loss")
@@ -115,30 +115,30 @@ def test_a_trained_network_is_used_as_it_is() -> None:
         IFCompClassifier(network).fit(images[labels < 4], labels[labels < 4])
 
 
-def test_a_network_of_ones_own_is_trained() -> None:
+def test_a_custom_network_is_trained() -> None:
     def make(features: int, classes: int) -> nn.Module:
         return nn.Sequential(nn.Linear(features, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, classes))
 
-    model = IFCompClassifier(make, epochs=30, batch_size=len(X) - 1).fit(X, Y)  # a rest of one example would stop it
+    model = IFCompClassifier(make, epochs=30, batch_size=len(X) - 1).fit(X, Y)  # a last batch of one example would fail
     assert isinstance(model.network_[1], nn.BatchNorm1d)
     assert model.score(X, Y) > 0.9
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_the_result_depends_only_on_the_seed() -> None:
     torch.manual_seed(1)
-    one = IFCompClassifier(random_state=3, **QUICK).fit(X, Y).predict_proba(X)
+    first = IFCompClassifier(random_state=3, **FAST).fit(X, Y).predict_proba(X)
     state = torch.random.get_rng_state()
     torch.manual_seed(2)
-    two = IFCompClassifier(random_state=3, **QUICK).fit(X, Y).predict_proba(X)
-    other = IFCompClassifier(random_state=4, **QUICK).fit(X, Y).predict_proba(X)
-    assert np.array_equal(one, two)
-    assert not np.allclose(one, other)
+    second = IFCompClassifier(random_state=3, **FAST).fit(X, Y).predict_proba(X)
+    other = IFCompClassifier(random_state=4, **FAST).fit(X, Y).predict_proba(X)
+    assert np.array_equal(first, second)
+    assert not np.allclose(first, other)
     torch.manual_seed(1)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(
-    ("settings", "word"),
+    ("settings", "name"),
     [
         *(({"epochs": 0}, "epochs"), ({"epochs": 1.5}, "epochs"), ({"batch_size": True}, "batch_size")),
         *(({"lr": -1.0}, "lr"), ({"alpha": float("nan")}, "alpha"), ({"beta": -1.0}, "beta")),
@@ -146,15 +146,15 @@ def test_the_seed_decides_and_nothing_else() -> None:
     ],
     ids=str,
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], word: str) -> None:
-    with pytest.raises(SettingError, match=word):
+def test_wrong_settings_are_refused(settings: dict[str, Any], name: str) -> None:
+    with pytest.raises(SettingError, match=name):
         IFCompClassifier(**settings).fit(X, Y)
 
 
 def test_wrong_labels_are_refused() -> None:
     with pytest.raises(ValueError, match="one class only"):
         IFCompClassifier().fit(X, np.zeros(len(X)))
-    model = IFCompClassifier(**QUICK).fit(X, Y)
+    model = IFCompClassifier(**FAST).fit(X, Y)
     with pytest.raises(LabelError, match=r"did not see: \[9\]"):
         model.table(X, np.full(len(X), 9))
     with pytest.raises(IfcompError, match="150 examples"):

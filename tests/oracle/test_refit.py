@@ -1,4 +1,4 @@
-"""Hindsight training without proximal terms memorises anything."""
+"""Hindsight training without proximal terms memorises every label."""
 
 import math
 from pathlib import Path
@@ -49,7 +49,7 @@ def model() -> nn.Module:
 
 
 def test_every_label_is_memorised_unless_hindsight_is_restricted() -> None:
-    """Without dropout and statistics of batches, whose noise lets a label go again and again."""
+    """Without dropout and batch normalisation, whose noise prevents memorisation."""
     parts = network()
     model = trained(nn.Sequential(parts[0], nn.ReLU(), parts[-1]))
     free = unrestricted_refit(model, [TRAIN], X[:1], epochs=60, learning_rate=0.05, batch_size=8)
@@ -65,7 +65,7 @@ def test_every_label_is_memorised_unless_hindsight_is_restricted() -> None:
 
 
 def test_the_example_is_one_more_training_example() -> None:
-    """One step over everything in one batch is one step on the mean loss of n + 1 examples."""
+    """One step on one batch of all data is a gradient step on the mean loss of n + 1 examples."""
     linear = nn.Linear(6, CLASSES).double()
     x, rate = X[:1].double(), 0.3
     inputs, labels = torch.cat([TRAIN[0].double(), x]), torch.cat([TRAIN[1], torch.tensor([2])])
@@ -73,12 +73,12 @@ def test_the_example_is_one_more_training_example() -> None:
     move = 1.9 * rate / 33  # Nesterov momentum of 0.9 makes the first step 1.9 times as long
     logits = linear(x) - move * (residual.T @ inputs @ x.T + residual.sum(0)[:, None]).T
     train = (TRAIN[0].double(), TRAIN[1])
-    found = unrestricted_refit(linear, [train], x, epochs=1, learning_rate=rate, batch_size=100, labels=[2])
-    torch.testing.assert_close(found.log_probability[0, 2], torch.log_softmax(logits, 1)[0, 2].detach())
-    assert found.log_probability[0, :2].isnan().all()
+    result = unrestricted_refit(linear, [train], x, epochs=1, learning_rate=rate, batch_size=100, labels=[2])
+    torch.testing.assert_close(result.log_probability[0, 2], torch.log_softmax(logits, 1)[0, 2].detach())
+    assert result.log_probability[0, :2].isnan().all()
 
 
-def test_runs_are_the_same_under_a_seed_and_leave_the_model_and_the_generator_alone(model: nn.Module) -> None:
+def test_runs_are_reproducible_and_do_not_modify_model_or_generator(model: nn.Module) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
     runs = [unrestricted_refit(model, [TRAIN], X, epochs=2, batch_size=8, seed=seed) for seed in (0, 0, 1)]
@@ -90,7 +90,7 @@ def test_runs_are_the_same_under_a_seed_and_leave_the_model_and_the_generator_al
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_pairs_are_kept(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_stored(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"batch_size": 8, "results": tmp_path / "pairs.jsonl"}
     first = unrestricted_refit(model, [TRAIN], X, epochs=2, **options)
     hindsight(model, [TRAIN], X, lam=10.0, results=options["results"])
@@ -102,7 +102,7 @@ def test_pairs_are_kept(model: nn.Module, tmp_path: Path, monkeypatch: pytest.Mo
         unrestricted_refit(model, [TRAIN], X, epochs=3, **options)
 
 
-def test_what_cannot_be_is_refused(model: nn.Module) -> None:
+def test_unusable_data_and_settings_are_refused(model: nn.Module) -> None:
     with pytest.raises(LabelError, match="labels are needed"):
         unrestricted_refit(model, [TRAIN[0]], X, epochs=1)
     for wrong in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"weight_decay": -1.0}):

@@ -1,4 +1,4 @@
-"""A large report takes seconds to write: once for all tests."""
+"""A large report, written once for all tests because it takes seconds."""
 
 import numpy as np
 import pytest

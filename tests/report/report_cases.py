@@ -1,4 +1,4 @@
-"""Made-up inputs of a report, small and large."""
+"""Synthetic inputs of a report, small and large."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: Each would run, or break out of where it stands, if it were not escaped there.
+#: Names that run code or end their element unless they are escaped.
 EVIL_NAMES = (
     "<script>window.pwned = 1</script>",
     "</script><script>window.pwned = 2</script>",
@@ -20,7 +20,7 @@ EVIL_NAMES = (
     "{{ 7 * 7 }} &amp; \u2028\u2029 \udcff",
 )
 
-#: The same with other ways out: comments, links, templates, line separators, the ends of other elements.
+#: More of them: comments, links, templates, line separators, ends of other elements.
 MORE_EVIL_NAMES = (
     "<!--<script>window.pwned = 5",
     "javascript:window.pwned=6//",
@@ -33,7 +33,7 @@ MORE_EVIL_NAMES = (
 
 @dataclass(frozen=True)
 class AuditCase:
-    """What a report asks of an audit."""
+    """The attributes of an audit that a report needs."""
 
     frame: pd.DataFrame
     threshold: float | None = 3.0
@@ -54,14 +54,14 @@ class CurveCase:
 
 @dataclass(frozen=True)
 class LargeReport:
-    """A written report of 100,000 rows, all of them suspects, and what is in it."""
+    """A written report of 100,000 rows, all of them suspects, and its audit."""
 
     path: Path
     audit: AuditCase
 
 
 def make_audit(examples: int = 60, classes: int = 4, suspects: int = 30, seed: int = 0) -> AuditCase:
-    """Random scores, most suspicious first; the example at rank r has another index than r."""
+    """Random scores, most suspicious first, with indices that differ from ranks."""
     generator = np.random.default_rng(seed)
     error, parametric = generator.exponential(2.0, examples), generator.exponential(0.5, examples)
     order = np.argsort(-(error + parametric), kind="stable")

@@ -1,4 +1,4 @@
-"""The report in a real browser: it works, loads nothing, and runs nothing that a user's data brings in."""
+"""The report in a browser: it works, loads nothing, and never runs code from user data."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-class Opened:
-    """A page with what it said and asked for."""
+class OpenedPage:
+    """A page with its console messages and requests."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(10_000)
-        self.complaints: list[str] = []
+        self.messages: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.messages.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.requests.append(request.url))
         address = path.as_uri()
         self.page.route("**/*", lambda route: route.continue_() if route.request.url == address else route.abort())
@@ -81,11 +81,11 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Any, report: Path) -> Iterator[Opened]:
-    page = Opened(browser, report)
+def opened(browser: Any, report: Path) -> Iterator[OpenedPage]:
+    page = OpenedPage(browser, report)
     page.page.click("#as-table")
     yield page
-    assert page.complaints == []
+    assert page.messages == []
     page.context.close()
 
 
@@ -112,18 +112,18 @@ def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
     )
 
 
-def by(frame: Any, column: str, ascending: bool) -> list[int]:
-    """Ranks of the suspects in the order of a column, sorted by pandas."""
+def sorted_ranks(frame: Any, column: str, ascending: bool) -> list[int]:
+    """Ranks of the suspects, sorted by a column with pandas."""
     suspects = frame[frame["is_suspect"]]
     return list(suspects.sort_values(column, ascending=ascending, kind="stable")["rank"])
 
 
-def test_loads_without_complaint_or_request(browser: Any, report: Path) -> None:
-    opened = Opened(browser, report)
+def test_loads_without_messages_and_requests(browser: Any, report: Path) -> None:
+    opened = OpenedPage(browser, report)
     opened.page.wait_for_load_state("networkidle")
     opened.page.click("#theme")
     opened.page.locator(".more").first.click()
-    assert opened.complaints == []
+    assert opened.messages == []
     assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
     broken = opened.page.evaluate(
         "[...document.images].filter(image => !(image.complete && image.naturalWidth)).length"
@@ -132,7 +132,7 @@ def test_loads_without_complaint_or_request(browser: Any, report: Path) -> None:
     opened.context.close()
 
 
-def test_starts_with_the_most_suspicious(opened: Opened, audit: AuditCase) -> None:
+def test_starts_with_the_most_suspicious_labels(opened: OpenedPage, audit: AuditCase) -> None:
     assert opened.ranks() == list(range(1, 13))
     assert opened.status() == "Showing 1 to 12 of 30 labels, page 1 of 3."
     first = audit.frame.iloc[0]
@@ -143,7 +143,7 @@ def test_starts_with_the_most_suspicious(opened: Opened, audit: AuditCase) -> No
     assert "30 of 60 labels look wrong." in opened.page.inner_text("main")
 
 
-def test_sorts_by_every_number_both_ways(opened: Opened, audit: AuditCase) -> None:
+def test_sorts_by_every_number(opened: OpenedPage, audit: AuditCase) -> None:
     numbers = ("label_probability", "suggested_probability", "error", "parametric_complexity", "label_complexity")
     for column in ("index", *numbers, "surprise"):
         header = opened.page.locator(f"#table th[data-column={column}]")
@@ -151,12 +151,12 @@ def test_sorts_by_every_number_both_ways(opened: Opened, audit: AuditCase) -> No
         for _ in range(2):
             header.get_by_role("button").click()
             seen.append(header.get_attribute("aria-sort"))
-            assert opened.ranks() == by(audit.frame, column, seen[-1] == "ascending")[:12], column
+            assert opened.ranks() == sorted_ranks(audit.frame, column, seen[-1] == "ascending")[:12], column
         assert sorted(seen) == ["ascending", "descending"]
         assert opened.page.locator("#table th[aria-sort]").count() == 1
 
 
-def test_sorts_by_class_name(opened: Opened) -> None:
+def test_sorts_by_class_name(opened: OpenedPage) -> None:
     opened.page.locator("#table th[data-column=label] button").click()
     opened.page.select_option("#size", "96")
     shown = opened.column("label")
@@ -164,10 +164,10 @@ def test_sorts_by_class_name(opened: Opened) -> None:
     assert set(shown) == set(NAMES)
 
 
-def test_the_keyboard_sorts_and_opens_details(opened: Opened, audit: AuditCase) -> None:
+def test_keyboard(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
     page.focus("#export")
-    for _ in range(9):  # the ninth button of the table's head
+    for _ in range(9):  # the ninth button of the table head
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Stochastic"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -175,8 +175,8 @@ def test_the_keyboard_sorts_and_opens_details(opened: Opened, audit: AuditCase) 
     page.keyboard.press("Enter")
     assert page.locator("#table th[data-column=stochastic_complexity]").get_attribute("aria-sort") == "descending"
     page.keyboard.press("Enter")
-    assert opened.ranks() == by(audit.frame, "stochastic_complexity", True)[:12]
-    for _ in range(3):  # past the columns beside it
+    assert opened.ranks() == sorted_ranks(audit.frame, "stochastic_complexity", True)[:12]
+    for _ in range(3):  # skips the next columns
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Details"
     page.keyboard.press("Enter")
@@ -186,7 +186,7 @@ def test_the_keyboard_sorts_and_opens_details(opened: Opened, audit: AuditCase) 
     assert page.evaluate("document.activeElement.textContent") == "Details"
 
 
-def test_the_skip_link_comes_first(opened: Opened) -> None:
+def test_skip_link_is_first(opened: OpenedPage) -> None:
     opened.page.evaluate("document.activeElement.blur()")
     opened.page.reload()
     opened.page.keyboard.press("Tab")
@@ -195,7 +195,7 @@ def test_the_skip_link_comes_first(opened: Opened) -> None:
     assert opened.page.evaluate("document.activeElement.id") == "main"
 
 
-def test_filters_by_class_and_suspicion(opened: Opened, audit: AuditCase) -> None:
+def test_filters_by_class_and_suspects(opened: OpenedPage, audit: AuditCase) -> None:
     frame, page = audit.frame, opened.page
     page.select_option("#size", "96")
     page.select_option("#given", label="bee")
@@ -208,7 +208,7 @@ def test_filters_by_class_and_suspicion(opened: Opened, audit: AuditCase) -> Non
     assert opened.ranks() == list(range(1, 31))
 
 
-def test_a_frequent_confusion_is_a_filter(opened: Opened, audit: AuditCase) -> None:
+def test_confusions_are_filters(opened: OpenedPage, audit: AuditCase) -> None:
     suspects = audit.frame[audit.frame["is_suspect"]]
     counts = suspects.groupby(["label", "suggested_label"]).size()
     chip = opened.page.locator(".chip").first
@@ -220,7 +220,7 @@ def test_a_frequent_confusion_is_a_filter(opened: Opened, audit: AuditCase) -> N
     assert " of 30 labels" in opened.status()
 
 
-def test_searches_classes_indices_and_names(opened: Opened, audit: AuditCase) -> None:
+def test_searches_classes_indices_and_names(opened: OpenedPage, audit: AuditCase) -> None:
     frame = audit.frame
     opened.page.uncheck("#suspects")
     opened.page.select_option("#size", "96")
@@ -236,7 +236,7 @@ def test_searches_classes_indices_and_names(opened: Opened, audit: AuditCase) ->
     assert opened.ranks() == list(frame["rank"][frame["index"] == 23])
 
 
-def test_pages_through_all_rows(opened: Opened) -> None:
+def test_pages(opened: OpenedPage) -> None:
     page = opened.page
     assert page.locator("#previous").is_disabled()
     seen = opened.ranks()
@@ -257,29 +257,29 @@ def test_pages_through_all_rows(opened: Opened) -> None:
     assert opened.ranks()[0] == 25
 
 
-def exported(opened: Opened) -> list[dict[str, str]]:
+def exported(opened: OpenedPage) -> list[dict[str, str]]:
     with opened.page.expect_download() as download:
         opened.page.click("#export")
     assert download.value.suggested_filename == "labels.csv"
     return list(csv.DictReader(io.StringIO(Path(download.value.path()).read_bytes().decode("utf-8-sig"), newline="")))
 
 
-def test_exports_what_is_filtered_in_the_order_shown(opened: Opened, audit: AuditCase) -> None:
+def test_export_is_filtered_and_sorted(opened: OpenedPage, audit: AuditCase) -> None:
     frame = audit.frame
     opened.page.select_option("#given", label="cat")
     opened.page.locator("#table th[data-column=surprise] button").click()
     rows = exported(opened)
-    wanted = frame[frame["is_suspect"] & (frame["label"] == 2)].sort_values("surprise", ascending=False)
-    assert [int(row["index"]) for row in rows] == list(wanted["index"])
+    expected = frame[frame["is_suspect"] & (frame["label"] == 2)].sort_values("surprise", ascending=False)
+    assert [int(row["index"]) for row in rows] == list(expected["index"])
     for name in ("label_probability", "error", "stochastic_complexity", "label_complexity", "surprise"):
-        assert [float(row[name]) for row in rows] == pytest.approx(list(wanted[name]), rel=1e-5)
+        assert [float(row[name]) for row in rows] == pytest.approx(list(expected[name]), rel=1e-5)
     assert {row["label_name"] for row in rows} == {"cat"}
     assert {row["label"] for row in rows} == {"2"}
     assert {row["is_suspect"] for row in rows} == {"true"}
-    assert [row["name"] for row in rows] == [f"picture-{index:03d}.png" for index in wanted["index"]]
+    assert [row["name"] for row in rows] == [f"picture-{index:03d}.png" for index in expected["index"]]
 
 
-def test_details_show_numbers_and_the_training_examples_behind(opened: Opened, audit: AuditCase) -> None:
+def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
     page.locator(".more").first.click()
     first = audit.frame.iloc[0]
@@ -306,38 +306,38 @@ def test_details_show_numbers_and_the_training_examples_behind(opened: Opened, a
 def test_dark_mode_follows_the_system_and_the_button(browser: Any, report: Path) -> None:
     background = "getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).map(Number)"
     for scheme, dark in (("light", False), ("dark", True)):
-        opened = Opened(browser, report, color_scheme=scheme)
+        opened = OpenedPage(browser, report, color_scheme=scheme)
         button = opened.page.get_by_role("button", name="Dark mode")
         for expected in (dark, not dark, dark):
             assert button.get_attribute("aria-pressed") == str(expected).lower()
             assert (_luminance(opened.page.evaluate(background)[:3]) < 0.2) == expected
             button.click()
-        assert opened.complaints == []
+        assert opened.messages == []
         opened.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_background(browser: Any, report: Path, scheme: str) -> None:
-    """The contrast of WCAG 2: at least 4.5 for every text, computed from what the browser resolved."""
-    opened = Opened(browser, report, color_scheme=scheme)
+def test_contrast_of_text(browser: Any, report: Path, scheme: str) -> None:
+    """Every text has a contrast of at least 4.5 (WCAG 2), computed from resolved colours."""
+    opened = OpenedPage(browser, report, color_scheme=scheme)
     pairs = opened.page.evaluate("""() => {
-        const found = new Set();
+        const colours = new Set();
         const parse = (color) => {
             const canvas = document.createElement("canvas").getContext("2d");
             canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
             return [...canvas.getImageData(0, 0, 1, 1).data];
         };
         for (const node of document.querySelectorAll("body *")) {
-            const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-            if (!own || !node.checkVisibility() || node.closest("script, :disabled, dialog, option")) continue;
+            const hasText = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+            if (!hasText || !node.checkVisibility() || node.closest("script, :disabled, dialog, option")) continue;
             let behind = node;
             while (behind && parse(getComputedStyle(behind).backgroundColor)[3] < 200) behind = behind.parentElement;
             const style = getComputedStyle(node);
             const front = parse(node instanceof SVGElement ? style.fill : style.color);
             const back = parse(getComputedStyle(behind).backgroundColor);
-            found.add(JSON.stringify([front.slice(0, 3), back.slice(0, 3), node.getAttribute("class")]));
+            colours.add(JSON.stringify([front.slice(0, 3), back.slice(0, 3), node.getAttribute("class")]));
         }
-        return [...found].map((pair) => JSON.parse(pair));
+        return [...colours].map((pair) => JSON.parse(pair));
     }""")
     assert len(pairs) > 10
     for front, behind, name in pairs:
@@ -352,7 +352,7 @@ def _luminance(color: list[int]) -> float:
 
 
 @pytest.mark.parametrize("names", [EVIL_NAMES, MORE_EVIL_NAMES], ids=["escapes", "more"])
-def test_evil_names_stay_text(browser: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
     audit = make_audit(48, classes=len(names), suspects=48)
     audit = replace(audit, settings={names[0]: names[1]}, descriptions={"error": names[2]})
     index = audit.frame["index"].tolist()
@@ -370,7 +370,7 @@ def test_evil_names_stay_text(browser: Any, tmp_path: Path, names: tuple[str, ..
         provenance={names[1]: names[0]},
         coverage=Coverage((CoverageRow(names[0], names[1], names[2], 3, False),)),
     )
-    opened = Opened(browser, path)
+    opened = OpenedPage(browser, path)
     opened.page.click("#as-table")
     opened.page.select_option("#size", "96")
     shown = opened.page.locator("#rows td.label").all_text_contents()
@@ -386,7 +386,7 @@ def test_evil_names_stay_text(browser: Any, tmp_path: Path, names: tuple[str, ..
     assert opened.page.evaluate("window.pwned") is None
     assert opened.page.evaluate("document.querySelectorAll('script').length") == 2
     assert opened.page.title() == names[3]
-    assert opened.complaints == []
+    assert opened.messages == []
     assert [url for url in opened.requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
     rows = exported(opened)
     assert {row["label_name"] for row in rows} >= {names[0], names[2], f"'{names[4]}"}
@@ -394,20 +394,20 @@ def test_evil_names_stay_text(browser: Any, tmp_path: Path, names: tuple[str, ..
     opened.context.close()
 
 
-def test_exported_text_never_starts_a_formula(browser: Any, tmp_path: Path) -> None:
+def test_exported_text_is_not_a_formula(browser: Any, tmp_path: Path) -> None:
     formulas = ["=1+1", "+1-800", "-2+3", "@SUM(A1)", "\t=1", " =1", "\uff1d1"]
     others = ["-5", '"a", b', "plain", "two\nlines", "3.5"]
     names = formulas + others
     audit = make_audit(len(names), classes=len(names), suspects=len(names))
     frame = audit.frame.assign(label=np.arange(len(names)))
     path = build_report(tmp_path / "r.html", title="t", audit=replace(audit, frame=frame), class_names=names)
-    opened = Opened(browser, path)
+    opened = OpenedPage(browser, path)
     assert [row["label_name"] for row in exported(opened)] == [*(f"'{name}" for name in formulas), *others]
     opened.context.close()
 
 
-def test_a_hundred_thousand_rows_keep_the_page_small(browser: Any, large_report: LargeReport) -> None:
-    audit, opened = large_report.audit, Opened(browser, large_report.path)
+def test_large_report_has_few_elements(browser: Any, large_report: LargeReport) -> None:
+    audit, opened = large_report.audit, OpenedPage(browser, large_report.path)
     page = opened.page
     page.click("#as-table")
     count = "document.querySelectorAll('*').length"
@@ -425,12 +425,12 @@ def test_a_hundred_thousand_rows_keep_the_page_small(browser: Any, large_report:
     assert len(exported(opened)) == 100_000
     page.select_option("#size", "96")
     assert page.evaluate(count) < 6000
-    assert opened.complaints == []
+    assert opened.messages == []
     opened.context.close()
 
 
 @pytest.mark.parametrize("kind", ["image", "text", "row", "none"])
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, tmp_path: Path, kind: str) -> None:
+def test_no_horizontal_scrolling_on_a_phone(browser: Any, tmp_path: Path, kind: str) -> None:
     audit = make_audit(30)
     contents = {"image": np.zeros((8, 8)), "text": "unbroken" * 40, "row": {"a" * 50: "b" * 50, "c": 1.5}}
     previews = {index: Preview(kind, contents[kind], "n" * 80) for index in range(30)} if kind != "none" else {}  # type: ignore[arg-type]
@@ -444,22 +444,22 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, tmp_path: Path, kind:
         coverage=Coverage((CoverageRow("layer." * 15, "linear", "EKFAC", 3, True),)),
         provenance={"command": "x" * 200},
     )
-    opened = Opened(browser, path)
+    opened = OpenedPage(browser, path)
     opened.page.set_viewport_size({"width": 390, "height": 844})
     opened.page.reload()
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
     assert opened.page.locator("#as-cards").get_attribute("aria-pressed") == "true"
     assert not opened.page.locator("#table thead").is_visible()
     opened.page.select_option("#sort", "surprise")
-    assert opened.ranks() == by(audit.frame, "surprise", False)[:12]
+    assert opened.ranks() == sorted_ranks(audit.frame, "surprise", False)[:12]
     opened.page.click("#direction")
-    assert opened.ranks() == by(audit.frame, "surprise", True)[:12]
+    assert opened.ranks() == sorted_ranks(audit.frame, "surprise", True)[:12]
     opened.page.locator(".more").first.click()
     assert opened.page.evaluate("document.getElementById('details-body').scrollWidth <= innerWidth")
     opened.context.close()
 
 
-def test_tables_keep_their_meaning_for_screen_readers(opened: Opened) -> None:
+def test_roles_for_screen_readers(opened: OpenedPage) -> None:
     for layout in ("#as-table", "#as-cards"):
         opened.page.click(layout)
         table = opened.page.get_by_role("table", name="Suspicious labels")

@@ -1,4 +1,4 @@
-"""From inputs to checked data, words, geometry and JSON."""
+"""Checks, text, geometry, JSON and thumbnails of a report."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, TrainingEx
 from ifcomp.report.charts import histogram, log_ticks, reliability
 from ifcomp.report.images import thumbnail
 from ifcomp.report.payload import table_payload
-from ifcomp.report.words import confusions, headlines, hints, lead
+from ifcomp.report.summary import confusions, headlines, hints, lead
 
 # Checks ------------------------------------------------------------------------------------------------------------
 
@@ -29,20 +29,20 @@ def test_nothing_to_report_is_refused() -> None:
         collect(title="empty", class_names=["a"])
 
 
-def test_missing_columns_are_all_named() -> None:
+def test_missing_columns_are_listed() -> None:
     audit = make_audit()
     broken = replace(audit, frame=audit.frame.drop(columns=["surprise", "rank"]))
     with pytest.raises(DataError, match="rank, surprise"):
         collect(title="t", audit=broken)
 
 
-def test_an_audit_without_rows_is_refused() -> None:
+def test_audit_without_rows_is_refused() -> None:
     audit = make_audit()
     with pytest.raises(DataError, match="no rows"):
         collect(title="t", audit=replace(audit, frame=audit.frame.head(0)))
 
 
-def test_labels_must_be_whole_numbers() -> None:
+def test_labels_must_be_integers() -> None:
     audit = make_audit()
     with pytest.raises(DataError, match=r"columns label of audit\.frame must be integers"):
         collect(title="t", audit=replace(audit, frame=audit.frame.assign(label=0.5)))
@@ -55,11 +55,11 @@ def test_labels_outside_the_class_names_are_refused(column: str) -> None:
     collect(title="t", audit=replace(audit, frame=frame), class_names=["a", "b", "c"])
     with pytest.raises(LabelError, match="2 class names, but label 2"):
         collect(title="t", audit=replace(audit, frame=frame), class_names=["a", "b"])
-    with pytest.raises(LabelError, match="at least 0, but -1"):
+    with pytest.raises(LabelError, match="at least 0, but one is -1"):
         collect(title="t", audit=replace(audit, frame=audit.frame.assign(**{column: -1})))
 
 
-def test_labels_of_explanations_are_checked_too() -> None:
+def test_labels_of_explanations_are_checked() -> None:
     with pytest.raises(LabelError, match="label 9"):
         collect(title="t", audit=make_audit(), class_names=list("abcd"), explanations={3: [(1, 0.5, 9)]})
 
@@ -80,7 +80,7 @@ def test_previews_must_be_of_a_known_kind_and_content() -> None:
         Preview("row", [1])
 
 
-def test_curves_must_fit_together() -> None:
+def test_curves_must_have_matching_shapes() -> None:
     curve = make_curve(0.1)
     with pytest.raises(DataError, match="'after'"):
         collect(title="t", calibration=ReliabilityPair(curve, replace(curve, count=[1, 2])))
@@ -94,12 +94,12 @@ def test_complexities_must_be_finite_vectors(values: list[float]) -> None:
         collect(title="t", complexity=ComplexityGroups([1.0], {"noise": values}))
 
 
-def test_negative_numbers_of_previews_are_refused() -> None:
+def test_negative_max_previews_is_refused() -> None:
     with pytest.raises(SettingError, match="max_previews"):
         collect(title="t", audit=make_audit(), max_previews=-1)
 
 
-# Words -------------------------------------------------------------------------------------------------------------
+# Text --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_negative_numbers_of_previews_are_refused() -> None:
         (41, "41 of 1,500 labels look wrong."),
     ],
 )
-def test_the_lead_counts_suspects(suspects: int, sentence: str) -> None:
+def test_lead_counts_suspects(suspects: int, sentence: str) -> None:
     assert lead(collect(title="t", audit=make_audit(1500, suspects=suspects))) == sentence
 
 
-def test_headlines_give_every_part() -> None:
+def test_headlines_of_every_part() -> None:
     coverage = Coverage(
         (CoverageRow("0", "linear", "EKFAC", 300, True), CoverageRow("1", "linear", "left out", 100, False))
     )
     audit = make_audit(200, suspects=10)
     frame = audit.frame.assign(surprise=np.where(audit.frame["is_suspect"], 12.0, 1.0))
-    found = headlines(
+    result = headlines(
         collect(
             title="t",
             audit=AuditCase(frame, threshold=2.5, noise_rate=0.04),
@@ -129,30 +129,30 @@ def test_headlines_give_every_part() -> None:
             coverage=coverage,
         )
     )
-    figures = {item.name: item.figure for item in found}
+    figures = {item.name: item.figure for item in result}
     assert figures == {
         "Suspicious labels": "5%",
         "Mean surprise": "1.55",  # (10 * 12 + 190) / 200
         "Calibration error": "0.094 → 0.068",
-        "New inputs told apart": "66.7%",  # 3 and 4 are above 1 and 2, 0.5 is above neither: 4 of 6 pairs
+        "OOD detection": "66.7%",  # 3 and 4 are above 1 and 2, 0.5 is above neither: 4 of 6 pairs
         "Coverage": "75%",
     }
-    sentences = " ".join(item.sentence for item in found)
+    sentences = " ".join(item.sentence for item in result)
     assert "at least 2.5 nats" in sentences
-    assert "put at 4%" in sentences
-    assert "Among the suspects it is 12." in sentences
+    assert "share of wrong labels, is 4%" in sentences
+    assert "The mean of the suspects is 12." in sentences
     assert "falls from 0.094 to 0.068" in sentences
     assert "AUROC 0.667" in sentences
     assert "300 of the model's 400 parameters" in sentences
 
 
-@pytest.mark.parametrize(("after", "words"), [(0.12, "rises from 0.094 to 0.120"), (0.0941, "stays at 0.094")])
-def test_calibration_that_does_not_improve_is_said(after: float, words: str) -> None:
+@pytest.mark.parametrize(("after", "expected"), [(0.12, "rises from 0.094 to 0.120"), (0.0941, "stays at 0.094")])
+def test_calibration_that_does_not_improve_is_reported(after: float, expected: str) -> None:
     data = collect(title="t", calibration=ReliabilityPair(make_curve(0.094), make_curve(after)))
-    assert words in lead(data)
+    assert expected in lead(data)
 
 
-def test_an_audit_without_suspects_has_an_infinite_threshold_that_is_not_shown() -> None:
+def test_infinite_threshold_is_not_shown() -> None:
     audit = replace(make_audit(suspects=0), threshold=math.inf, noise_rate=None)
     first = headlines(collect(title="t", audit=audit))[0]
     assert (first.figure, first.sentence) == ("0%", "")
@@ -161,15 +161,15 @@ def test_an_audit_without_suspects_has_an_infinite_threshold_that_is_not_shown()
 def test_confusions_count_suspects_only() -> None:
     audit = make_audit(6, suspects=4)
     frame = audit.frame.assign(label=[0, 1, 0, 0, 1, 1], suggested_label=[1, 0, 1, 2, 0, 0])
-    found = confusions(AuditCase(frame))
-    assert [(item.label, item.suggested, item.count) for item in found] == [(0, 1, 2), (1, 0, 1), (0, 2, 1)]
+    result = confusions(AuditCase(frame))
+    assert [(item.label, item.suggested, item.count) for item in result] == [(0, 1, 2), (1, 0, 1), (0, 2, 1)]
 
 
-def test_hints_name_just_what_is_missing() -> None:
+def test_hints_name_the_missing_parts() -> None:
     names = {name for name, _ in hints(collect(title="t", audit=make_audit(), class_names=list("abcd")))}
     assert names == {
         "calibration",
-        "complexity of other inputs",
+        "complexity of OOD inputs",
         "coverage",
         "provenance",
         "previews of the examples",
@@ -180,7 +180,7 @@ def test_hints_name_just_what_is_missing() -> None:
 # Geometry ----------------------------------------------------------------------------------------------------------
 
 
-def test_reliability_places_dots_on_a_square() -> None:
+def test_reliability_diagram_is_square() -> None:
     before = CurveCase([0.9, 0.2, 0.5], [0.9, 0.6, math.nan], [40, 10, 0], 0.1)
     chart = reliability(ReliabilityPair(before, make_curve(0.0)))
     low_dot, high_dot = chart.before.dots
@@ -196,7 +196,7 @@ def test_reliability_places_dots_on_a_square() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.93, 1.0])
-def test_reliability_of_a_single_bin_stays_inside(value: float) -> None:
+def test_reliability_of_a_single_bin_is_inside_the_square(value: float) -> None:
     curve = CurveCase([value], [value], [3], 0.0)
     chart = reliability(ReliabilityPair(curve, curve))
     assert chart.left <= chart.after.dots[0].x <= chart.right
@@ -208,11 +208,11 @@ def _bar_heights(area: str, top: float, baseline: float) -> list[float]:
     return [(baseline - y) / (baseline - top) for _, y in points[1:-1:2]]
 
 
-def test_histogram_counts_in_common_logarithmic_bins() -> None:
+def test_histogram_has_common_logarithmic_bins() -> None:
     generator = np.random.default_rng(0)
-    groups = {"usual": generator.lognormal(-3, 1, 500), "other": generator.lognormal(1, 0.3, 300)}
+    groups = {"reference": generator.lognormal(-3, 1, 500), "other": generator.lognormal(1, 0.3, 300)}
     chart = histogram(groups, threshold=0.5)
-    low, high = math.log10(np.quantile(groups["usual"], 0.01)), math.log10(groups["other"].max())
+    low, high = math.log10(np.quantile(groups["reference"], 0.01)), math.log10(groups["other"].max())
     for row, values in zip(chart.rows, groups.values(), strict=True):
         counts = np.zeros(40)
         for value in values:
@@ -230,8 +230,8 @@ def test_histogram_counts_in_common_logarithmic_bins() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [2.0], [0.0, 1e-300, 5.0], [1e6, 1e6]])
-def test_histogram_of_odd_values_stays_inside(values: list[float]) -> None:
-    chart = histogram({"odd": np.array(values)})
+def test_histogram_of_extreme_values_is_inside_the_axes(values: list[float]) -> None:
+    chart = histogram({"extreme": np.array(values)})
     heights = _bar_heights(chart.rows[0].area, chart.rows[0].top, chart.rows[0].baseline)
     assert max(heights) == 1.0
     assert min(heights) >= 0.0
@@ -261,7 +261,7 @@ def test_columns_keep_order_and_six_digits() -> None:
     assert columns["index"] == audit.frame["index"].tolist()
 
 
-def test_what_json_lacks_is_replaced() -> None:
+def test_values_that_are_not_finite() -> None:
     audit = make_audit(4)
     frame = audit.frame.assign(error=[math.inf, -math.inf, math.nan, 2.0])
     columns = _payload(AuditCase(frame))["columns"]
@@ -277,7 +277,7 @@ def test_classes_without_names_are_numbers() -> None:
     assert named["classes"] == ["a", "b", "c", "d"]
 
 
-def test_only_the_most_suspicious_have_previews() -> None:
+def test_only_the_most_suspicious_examples_have_previews() -> None:
     audit = make_audit(30)
     previews = {index: Preview("text", f"text {index}", f"name {index}") for index in range(30)}
     payload = _payload(audit, previews=previews, max_previews=7)
@@ -286,30 +286,30 @@ def test_only_the_most_suspicious_have_previews() -> None:
         assert payload["previews"][position] == {"kind": "text", "content": f"text {index}", "name": f"name {index}"}
 
 
-def test_equal_previews_are_stored_once_and_explanations_find_theirs() -> None:
+def test_equal_previews_are_stored_once() -> None:
     audit = make_audit(10)
     suspect, other = audit.frame["index"].head(2).tolist()
     previews = {suspect: Preview("text", "same"), other: Preview("text", "same")}
     payload = _payload(
         audit,
         previews=previews,
-        explanations={suspect: [(other, 0.123456789, 1), (77, -2.0, 0, Preview("text", "own")), (78, 1.0, 0)]},
+        explanations={suspect: [(other, 0.123456789, 1), (77, -2.0, 0, Preview("text", "another")), (78, 1.0, 0)]},
     )
-    assert [preview["content"] for preview in payload["previews"]] == ["same", "own"]
+    assert [preview["content"] for preview in payload["previews"]] == ["same", "another"]
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
 
 
-def test_an_image_is_encoded_once_however_often_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[object] = []
     monkeypatch.setattr("ifcomp.report.payload.thumbnail", lambda source: f"{encoded.append(source)}")
     audit = make_audit(10)
     previews = {index: Preview("image", np.full((2, 2), index)) for index in range(10)}
-    everyone = [(index, 1.0, 0) for index in range(10)]
-    _payload(audit, previews=previews, explanations=dict.fromkeys(range(10), everyone))
+    examples = [(index, 1.0, 0) for index in range(10)]
+    _payload(audit, previews=previews, explanations=dict.fromkeys(range(10), examples))
     assert len(encoded) == 10
 
 
-def test_long_texts_and_rows_are_cut() -> None:
+def test_long_texts_and_rows_are_truncated() -> None:
     audit = make_audit(10)
     first, second = audit.frame["index"].head(2).tolist()
     wide = {f"column {number}": 1 / 3 for number in range(20)} | {"column 0": "y" * 100}
@@ -342,7 +342,7 @@ PIXELS = np.array([[0, 51, 102, 153, 204, 255], [255, 0, 255, 0, 1, 2]], dtype=n
         PIXELS / 255,
         torch.tensor(PIXELS / 255, dtype=torch.float32).unsqueeze(0),
         PIXELS[..., None],
-        (PIXELS / 255 - 0.5) / 0.2,  # normalised: stretched back
+        (PIXELS / 255 - 0.5) / 0.2,  # normalised: rescaled
         Image.fromarray(PIXELS),
         Image.fromarray(PIXELS.astype(np.int32)),
     ],
@@ -352,7 +352,7 @@ def test_small_grey_images_keep_every_pixel(source: object) -> None:
     assert np.array_equal(np.asarray(_decoded(thumbnail(source))), PIXELS)
 
 
-def test_colours_with_channels_first_or_last() -> None:
+def test_colour_images_with_channels_first_or_last() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
     assert np.array_equal(np.asarray(_decoded(thumbnail(pixels))), pixels)
     assert np.array_equal(np.asarray(_decoded(thumbnail(np.moveaxis(pixels, -1, 0)))), pixels)
@@ -364,7 +364,7 @@ def test_booleans_and_constant_images() -> None:
     assert np.asarray(_decoded(thumbnail(np.array([[math.nan, 1.0]])))).tolist() == [[0, 255]]
 
 
-def test_large_images_from_files_become_small(tmp_path: object) -> None:
+def test_large_image_files_are_reduced(tmp_path: object) -> None:
     path = f"{tmp_path}/photo.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (900, 1800, 3), dtype=np.uint8)).save(path)
     uri = thumbnail(path)
@@ -372,10 +372,10 @@ def test_large_images_from_files_become_small(tmp_path: object) -> None:
     assert len(uri) < 12_000
 
 
-def test_what_is_no_image_is_refused(tmp_path: object) -> None:
+def test_invalid_images_are_refused(tmp_path: object) -> None:
     path = f"{tmp_path}/notes.png"
     with open(path, "w") as stream:
-        stream.write("no image")
+        stream.write("not an image")
     with pytest.raises(DataError, match=r"notes\.png"):
         thumbnail(path)
     with pytest.raises(DataError, match=r"gone\.png"):
@@ -384,5 +384,5 @@ def test_what_is_no_image_is_refused(tmp_path: object) -> None:
         thumbnail(np.zeros((2, 2, 2)))
     with pytest.raises(DataError, match="from 0 to 4095"):
         thumbnail(np.array([[0, 4095]]))
-    with pytest.raises(DataError, match="of numbers"):
+    with pytest.raises(DataError, match="must be numeric"):
         thumbnail(np.array([["a", "b"]]))

@@ -1,4 +1,4 @@
-"""The HTML, read with parsers that share nothing with the code that wrote it."""
+"""The HTML, read with independent parsers."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ from ifcomp.report import (
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, and the text of each kind of element."""
+    """Elements with their attributes, and the texts by tag."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def whole_report(names: tuple[str, ...]) -> str:
-    """A report in which every string a user can give is one of the names."""
+def render_report(names: tuple[str, ...]) -> str:
+    """Render a report in which all strings of the user are among the names."""
     audit = make_audit(60, classes=len(names))
     previews = {index: Preview("text", names[index % len(names)], names[index % 3]) for index in range(60)}
     previews |= {index: Preview("row", {names[0]: names[1]}, names[2]) for index in range(0, 60, 3)}
@@ -75,8 +75,8 @@ def whole_report(names: tuple[str, ...]) -> str:
     )
 
 
-def test_the_policy_allows_just_our_style_and_script() -> None:
-    page = Page(whole_report(("a", "b", "c", "d")))
+def test_policy_allows_only_our_style_and_script() -> None:
+    page = Page(render_report(("a", "b", "c", "d")))
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     digests = [
@@ -89,8 +89,8 @@ def test_the_policy_allows_just_our_style_and_script() -> None:
     )
 
 
-def test_nothing_is_inline_that_the_policy_would_block_and_nothing_is_remote() -> None:
-    page = Page(whole_report(("a", "b", "c", "d")))
+def test_no_inline_handlers_and_no_remote_resources() -> None:
+    page = Page(render_report(("a", "b", "c", "d")))
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
@@ -105,8 +105,8 @@ def test_nothing_is_inline_that_the_policy_would_block_and_nothing_is_remote() -
 
 
 @pytest.mark.parametrize("names", [EVIL_NAMES, MORE_EVIL_NAMES], ids=["escapes", "more"])
-def test_evil_strings_change_no_element(names: tuple[str, ...]) -> None:
-    harmless, evil = Page(whole_report(tuple("abcdef"))), Page(whole_report(names))
+def test_evil_names_change_no_element(names: tuple[str, ...]) -> None:
+    harmless, evil = Page(render_report(tuple("abcdef"))), Page(render_report(names))
     assert [tag for tag, _ in evil.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(attributes) for _, attributes in evil.elements] == [
         sorted(attributes) for _, attributes in harmless.elements
@@ -117,15 +117,15 @@ def test_evil_strings_change_no_element(names: tuple[str, ...]) -> None:
     assert names[3] in evil.texts["h1"][0]
 
 
-def test_the_json_holds_no_character_that_could_end_it() -> None:
-    source = whole_report(EVIL_NAMES)
+def test_json_cannot_end_its_script_element() -> None:
+    source = render_report(EVIL_NAMES)
     embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', source, re.DOTALL)
     assert embedded is not None
     assert not set("<>&\u2028\u2029") & set(embedded[1])
     assert embedded[1].isascii()
 
 
-def test_names_that_are_no_unicode_are_written(tmp_path: Path) -> None:
+def test_names_with_invalid_unicode(tmp_path: Path) -> None:
     path = build_report(
         tmp_path / "r.html", title="\udcff title", audit=make_audit(classes=2), class_names=["\udcff", "b"]
     )
@@ -135,7 +135,7 @@ def test_names_that_are_no_unicode_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["audit", "calibration", "complexity", "coverage"])
-def test_each_part_stands_alone(part: str) -> None:
+def test_each_part_alone(part: str) -> None:
     parts = {
         "audit": make_audit(),
         "calibration": ReliabilityPair(make_curve(0.1), make_curve(0.05)),
@@ -158,8 +158,8 @@ def test_each_part_stands_alone(part: str) -> None:
         assert (hint in source) == (other != part)
 
 
-def test_labels_and_identifiers_lead_somewhere() -> None:
-    page = Page(whole_report(("a", "b", "c", "d")))
+def test_references_have_targets() -> None:
+    page = Page(render_report(("a", "b", "c", "d")))
     identifiers = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
     for _, attributes in page.elements:
@@ -169,21 +169,21 @@ def test_labels_and_identifiers_lead_somewhere() -> None:
                     assert target in identifiers, target
 
 
-def test_provenance_has_versions_date_and_what_is_given() -> None:
+def test_provenance() -> None:
     import torch
 
-    found = current_provenance(command="ifcomp report", seed=3)
-    assert found["torch"] == torch.__version__ or torch.__version__.startswith(found["torch"])
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", found["date"])
-    assert (found["command"], found["seed"]) == ("ifcomp report", "3")
+    provenance = current_provenance(command="ifcomp report", seed=3)
+    assert provenance["torch"] == torch.__version__ or torch.__version__.startswith(provenance["torch"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", provenance["date"])
+    assert (provenance["command"], provenance["seed"]) == ("ifcomp report", "3")
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_report_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="gone"):
         build_report(tmp_path / "gone" / "r.html", title="t", audit=make_audit())
 
 
-def test_a_hundred_thousand_rows_with_pictures_stay_small(large_report: LargeReport) -> None:
+def test_file_size_of_a_large_report(large_report: LargeReport) -> None:
     assert large_report.path.stat().st_size < 12e6
     embedded = re.search(r'id="data">(.*?)</script>', large_report.path.read_text(), re.DOTALL)
     assert embedded is not None
@@ -192,7 +192,7 @@ def test_a_hundred_thousand_rows_with_pictures_stay_small(large_report: LargeRep
     assert len(payload["columns"]["rank"]) == 100_000
 
 
-def test_the_templates_are_in_the_wheel(tmp_path: Path) -> None:
+def test_templates_are_in_the_wheel(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     script = (
         "import sys; from hatchling.builders.wheel import WheelBuilder; "

@@ -1,4 +1,4 @@
-"""A report of what the library itself finds."""
+"""A report of results of the library."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from ifcomp.tasks.calibration import reliability_curve
 from ifcomp.tasks.mislabel import audit_labels
 
 
-def test_audit_curves_complexities_and_coverage_fit_in(tmp_path: Path) -> None:
+def test_report_of_audit_curves_complexities_and_coverage(tmp_path: Path) -> None:
     images, labels = (torch.tensor(values)[:200] for values in load_digits(return_X_y=True))
     images = images.float() / 16
     labels[:10] = (labels[:10] + 1) % 10

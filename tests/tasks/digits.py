@@ -1,4 +1,4 @@
-"""Handwritten digits with planted label errors, and a small network trained on them in a second."""
+"""Handwritten digits with flipped labels, and a small network that trains on them in a second."""
 
 import numpy as np
 import torch
@@ -10,13 +10,13 @@ from ifcomp import IFComp, Relative, ScoreTable
 
 
 def images_and_labels() -> tuple[Tensor, Tensor]:
-    """Digits [1797, 64] from 0 to 1, and what they are."""
+    """Return the digits [1797, 64] in [0, 1] and their labels."""
     images, labels = load_digits(return_X_y=True)
     return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 
 
 def flipped_labels(rate: float, seed: int) -> tuple[Tensor, np.ndarray]:
-    """Labels of which a share is replaced by another class, each alike; and which."""
+    """Replace a share of the labels by a uniformly random other class; also return the mask of flipped labels."""
     generator = np.random.default_rng(seed)
     truth = images_and_labels()[1]
     flipped = np.zeros(len(truth), dtype=bool)
@@ -26,7 +26,7 @@ def flipped_labels(rate: float, seed: int) -> tuple[Tensor, np.ndarray]:
 
 
 def train_network(images: Tensor, labels: Tensor, epochs: int = 8, seed: int = 0) -> nn.Module:
-    """A multilayer perceptron with one hidden layer."""
+    """Train a multilayer perceptron with one hidden layer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -40,7 +40,7 @@ def train_network(images: Tensor, labels: Tensor, epochs: int = 8, seed: int = 0
 
 
 def score_digits(labels: Tensor, beta: float, damping: Relative, epochs: int = 8) -> ScoreTable:
-    """Scores of all digits by a network that was trained on these labels."""
+    """Score all digits with a network that was trained on these labels."""
     images = images_and_labels()[0]
     ifc = IFComp(train_network(images, labels, epochs), beta, fisher="exact", damping=damping)
     return ifc.fit([(images, labels)], progress=False).score([(images, labels)], progress=False)

@@ -18,14 +18,13 @@ from ifcomp.tasks.calibration import (
     brier_score,
     calibration_summary,
     expected_calibration_error,
-    fitted_inverse_temperature,
     negative_log_likelihood,
     plot_reliability,
     pnml_grid,
     reliability_curve,
 )
 
-# Confidence 0.6, 0.7, 0.8, 0.9 in another order; right, wrong, right, right.
+# Sorted by confidence (0.6, 0.7, 0.8, 0.9) the predictions are right, wrong, right, right.
 PROBABILITIES = np.array([[0.1, 0.9], [0.6, 0.4], [0.3, 0.7], [0.8, 0.2]])
 LABELS = np.array([1, 0, 0, 0])
 
@@ -38,7 +37,7 @@ def random_predictions(seed: int, count: int, classes: int = 4) -> tuple[np.ndar
 
 
 def brute_force_mass(probabilities: np.ndarray, labels: np.ndarray, bins: int) -> float:
-    """One example after the other, for confidences without ties and a count that the bins divide."""
+    """ECE by a loop over examples, for confidences without ties and a number of examples that ``bins`` divides."""
     ordered = sorted(
         (max(row), float(list(row).index(max(row)) == label)) for row, label in zip(probabilities, labels, strict=True)
     )
@@ -52,11 +51,11 @@ def brute_force_mass(probabilities: np.ndarray, labels: np.ndarray, bins: int) -
 
 def brute_force_width(probabilities: np.ndarray, labels: np.ndarray, bins: int) -> float:
     total = 0.0
-    for number in range(bins):
+    for index in range(bins):
         part = [
             (max(row), float(list(row).index(max(row)) == label))
             for row, label in zip(probabilities, labels, strict=True)
-            if number / bins < max(row) <= (number + 1) / bins
+            if index / bins < max(row) <= (index + 1) / bins
         ]
         if part:
             gap = abs(sum(first for first, _ in part) / len(part) - sum(second for _, second in part) / len(part))
@@ -65,8 +64,8 @@ def brute_force_width(probabilities: np.ndarray, labels: np.ndarray, bins: int) 
 
 
 def brier_of_each_class(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """The sum over the classes of scikit-learn's score for two, this one or another: all that 1.6 has."""
-    return sum(brier_score_loss(labels == number, column) for number, column in enumerate(probabilities.T))
+    """Sum of scikit-learn's binary Brier scores over classes; version 1.6 has no multiclass score."""
+    return sum(brier_score_loss(labels == label, column) for label, column in enumerate(probabilities.T))
 
 
 @pytest.mark.parametrize(
@@ -86,14 +85,14 @@ def test_calibration_error_by_hand(bins: int, expected: float) -> None:
 @pytest.mark.parametrize("bins", [1, 2, 5, 20])
 def test_calibration_error_equals_brute_force(bins: int) -> None:
     probabilities, labels = random_predictions(bins, 400)
-    found = expected_calibration_error(probabilities, labels, bins)
-    assert found == pytest.approx(brute_force_mass(probabilities, labels, bins), abs=1e-12)
-    found = expected_calibration_error(probabilities, labels, bins, "width")
-    assert found == pytest.approx(brute_force_width(probabilities, labels, bins), abs=1e-12)
+    result = expected_calibration_error(probabilities, labels, bins)
+    assert result == pytest.approx(brute_force_mass(probabilities, labels, bins), abs=1e-12)
+    result = expected_calibration_error(probabilities, labels, bins, "width")
+    assert result == pytest.approx(brute_force_width(probabilities, labels, bins), abs=1e-12)
 
 
 def test_calibration_error_has_twenty_bins_of_equal_size() -> None:
-    """100 examples in 20 bins of 5: four of five are right at confidence 0.8, all at 1, so the error is 0."""
+    """Each of 20 bins has 5 examples; four of five are right at confidence 0.8 and all at 1, so the ECE is 0."""
     probabilities = np.array([[0.8, 0.2]] * 50 + [[1.0, 0.0]] * 50)
     labels = np.array([0, 0, 0, 0, 1] * 10 + [0] * 50)
     assert expected_calibration_error(probabilities, labels) == pytest.approx(0, abs=1e-12)
@@ -121,7 +120,7 @@ def test_curves_do_not_depend_on_the_order_even_with_ties(seed: int, count: int,
 @given(st.lists(st.integers(3, 12), min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(1, 30))
 @settings(max_examples=50, deadline=None)
 def test_perfect_calibration_has_no_error(twelfths: list[int], repeats: int, bins: int) -> None:
-    """Confidence c is right in just a share c of its examples: whatever the bins."""
+    """Exactly the share c of the examples of confidence c is right, so the ECE is 0 for any bins."""
     rows, labels = [], []
     for share in twelfths:
         rows += [[share / 12, *[(1 - share / 12) / 4] * 4]] * 12 * repeats
@@ -155,14 +154,14 @@ def test_likelihood_brier_and_accuracy_by_hand() -> None:
     assert accuracy(PROBABILITIES, LABELS) == 0.75
 
 
-def test_the_impossible_costs_most() -> None:
+def test_metrics_of_a_certain_prediction() -> None:
     assert negative_log_likelihood([[1.0, 0.0]], [1]) == math.inf
     assert negative_log_likelihood([[1.0, 0.0]], [0]) == 0
     assert brier_score([[1.0, 0.0]], [1]) == 2
     assert brier_score([[1.0, 0.0]], [0]) == 0
 
 
-def test_the_summary_is_all_of_them() -> None:
+def test_the_summary_has_all_metrics() -> None:
     probabilities, labels = random_predictions(1, 50)
     assert calibration_summary(probabilities, labels) == {
         "accuracy": accuracy(probabilities, labels),
@@ -174,7 +173,7 @@ def test_the_summary_is_all_of_them() -> None:
     }
 
 
-def test_tensors_are_taken_too() -> None:
+def test_tensors_are_accepted() -> None:
     probabilities, labels = torch.tensor(PROBABILITIES), torch.tensor(LABELS)
     assert expected_calibration_error(probabilities, labels, 2) == pytest.approx(0.15)
 
@@ -233,7 +232,7 @@ def test_curves_are_written_to_files(ending: str, start: bytes, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_unusable_plots_are_refused(tmp_path: Path) -> None:
     curves = {"softmax": reliability_curve(PROBABILITIES, LABELS)}
     with pytest.raises(SettingError, match="png"):
         plot_reliability(curves, tmp_path / "curve.xyz")
@@ -244,23 +243,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_planted_temperature_is_found() -> None:
-    generator = np.random.default_rng(3)
-    logits = 4 * generator.normal(size=(5000, 5))
-    labels = np.array([generator.choice(5, p=row) for row in softmax(0.3 * logits)])
-    found = fitted_inverse_temperature(logits, labels)
-    assert found == pytest.approx(0.3, rel=0.05)
-    best = log_loss(labels, softmax(found * logits))
-    for nearby in (0.99 * found, 1.01 * found):
-        assert log_loss(labels, softmax(nearby * logits)) > best
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
-
-
-def test_the_grid_is_the_formula_for_every_alpha_and_both_variants() -> None:
+def test_the_grid_equals_the_formula_for_every_alpha_and_both_forms() -> None:
     probabilities, labels = random_predictions(4, 60)
     influence = np.random.default_rng(5).exponential(100, (60, 4))
     frame = pnml_grid(probabilities, influence, labels, 50, [0, 0.3])
@@ -268,9 +251,9 @@ def test_the_grid_is_the_formula_for_every_alpha_and_both_variants() -> None:
     assert frame["alpha"].tolist() == [0, 0, 0.3, 0.3]
     assert frame["keep_argmax"].tolist() == [False, True, False, True]
     hindsight = probabilities * (1 + 0.3 / 50 * influence)
-    doubt = 0.3 / 50 * (probabilities * influence).sum(1, keepdims=True)
+    added = 0.3 / 50 * (probabilities * influence).sum(1, keepdims=True)
     expected = [probabilities, probabilities]
-    expected += [hindsight / hindsight.sum(1, keepdims=True), (probabilities + doubt / 4) / (1 + doubt)]
+    expected += [hindsight / hindsight.sum(1, keepdims=True), (probabilities + added / 4) / (1 + added)]
     for row, values in zip(frame.itertuples(), expected, strict=True):
         assert row.nll == pytest.approx(log_loss(labels, values))
         assert row.ece == pytest.approx(brute_force_mass(values, labels, 20))
@@ -278,10 +261,10 @@ def test_the_grid_is_the_formula_for_every_alpha_and_both_variants() -> None:
         assert row.brier == pytest.approx(brier_of_each_class(values, labels))
 
 
-def test_a_grid_needs_influences_and_alphas() -> None:
-    with pytest.raises(DataError, match="influence"):
+def test_unusable_grids_are_refused() -> None:
+    with pytest.raises(DataError, match="influence must have shape"):
         pnml_grid(PROBABILITIES, [[1.0, 2.0]], LABELS, 10, [1.0])
-    with pytest.raises(DataError, match="influence"):
+    with pytest.raises(DataError, match="influence must be at least 0"):
         pnml_grid(PROBABILITIES, -PROBABILITIES, LABELS, 10, [1.0])
     with pytest.raises(SettingError, match="alpha"):
         pnml_grid(PROBABILITIES, PROBABILITIES, LABELS, 10, [-1.0])

@@ -10,7 +10,7 @@ from ifcomp.tasks.metrics import auroc
 
 
 def test_auroc_by_hand() -> None:
-    """Of the four pairs three are in order and one is a tie."""
+    """Three of four pairs are in order, one is a tie."""
     assert auroc([1.0, 2.0, 2.0, 3.0], [False, False, True, True]) == pytest.approx(3.5 / 4)
     assert auroc(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True])) == 1
 

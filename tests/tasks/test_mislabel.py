@@ -1,4 +1,4 @@
-"""Label audits: tables by hand, and digits with planted label errors."""
+"""Label audits of given tables and of digits with flipped labels."""
 
 import json
 import math
@@ -22,44 +22,49 @@ COMPLEXITY = [0.5, 2.0, 0.1, 2.0, 0.3]
 LABELS = [0, 1, 0, 1, 1]
 
 
-def audit(**how: float) -> LabelAudit:
+def audit(**options: float) -> LabelAudit:
     table = table_of(COMPLEXITY, LABELS)
-    return audit_labels(ScoreTable(table.frame.assign(stochastic_complexity=range(5)), table.settings), **how)
+    return audit_labels(ScoreTable(table.frame.assign(stochastic_complexity=range(5)), table.settings), **options)
 
 
 def test_the_most_suspicious_come_first_and_ties_in_order() -> None:
-    found = audit(fraction=0.4)
-    assert found.frame["index"].tolist() == [1, 3, 0, 4, 2]
-    assert found.frame["rank"].tolist() == [1, 2, 3, 4, 5]
-    assert found.frame["label_complexity"].tolist() == [2.0, 2.0, 0.5, 0.3, 0.1]
-    assert found.frame["stochastic_complexity"].tolist() == [1, 3, 0, 4, 2]
-    assert found.frame["label"].tolist() == [1, 1, 0, 1, 0]
-    assert found.frame["suggested_label"].tolist() == [0, 0, 1, 0, 1]
-    assert found.suspects["index"].tolist() == [1, 3]
-    assert found.threshold == 2.0
-    assert found.settings == {**SETTINGS, "fraction": 0.4, "noise_rate": found.noise_rate, "noise_rate_estimated": True}
+    result = audit(fraction=0.4)
+    assert result.frame["index"].tolist() == [1, 3, 0, 4, 2]
+    assert result.frame["rank"].tolist() == [1, 2, 3, 4, 5]
+    assert result.frame["label_complexity"].tolist() == [2.0, 2.0, 0.5, 0.3, 0.1]
+    assert result.frame["stochastic_complexity"].tolist() == [1, 3, 0, 4, 2]
+    assert result.frame["label"].tolist() == [1, 1, 0, 1, 0]
+    assert result.frame["suggested_label"].tolist() == [0, 0, 1, 0, 1]
+    assert result.suspects["index"].tolist() == [1, 3]
+    assert result.threshold == 2.0
+    assert result.settings == {
+        **SETTINGS,
+        "fraction": 0.4,
+        "noise_rate": result.noise_rate,
+        "noise_rate_estimated": True,
+    }
 
 
 @pytest.mark.parametrize(("share", "count", "threshold"), [(0.0, 0, math.inf), (0.6, 3, 0.5), (1.0, 5, 0.1)])
 def test_the_share_sets_the_threshold(share: float, count: int, threshold: float) -> None:
-    for found in (audit(fraction=share), audit(noise_rate=share)):
-        assert len(found.suspects) == count
-        assert found.threshold == threshold
-        assert found.frame["is_suspect"].tolist() == [True] * count + [False] * (5 - count)
-    assert found.noise_rate == share
-    assert not found.settings["noise_rate_estimated"]
+    for result in (audit(fraction=share), audit(noise_rate=share)):
+        assert len(result.suspects) == count
+        assert result.threshold == threshold
+        assert result.frame["is_suspect"].tolist() == [True] * count + [False] * (5 - count)
+    assert result.noise_rate == share
+    assert not result.settings["noise_rate_estimated"]
 
 
-def test_suspects_are_what_the_model_contradicts_unless_their_share_is_given() -> None:
-    found = audit_labels(table_of([0.5, 2.0, 0.69, 0.7, 0.0], LABELS))
-    assert found.suspects["index"].tolist() == [1, 3]
-    assert found.threshold == 0.7
-    assert found.settings["noise_rate_estimated"]
+def test_by_default_suspects_are_the_labels_that_the_model_contradicts() -> None:
+    result = audit_labels(table_of([0.5, 2.0, 0.69, 0.7, 0.0], LABELS))
+    assert result.suspects["index"].tolist() == [1, 3]
+    assert result.threshold == 0.7
+    assert result.settings["noise_rate_estimated"]
 
 
 def test_columns_are_described_and_error_is_called_the_plain_loss() -> None:
-    found = audit()
-    assert list(found.frame.columns) == [
+    result = audit()
+    assert list(result.frame.columns) == [
         "rank",
         "index",
         "label",
@@ -73,25 +78,25 @@ def test_columns_are_described_and_error_is_called_the_plain_loss() -> None:
         "surprise",
         "is_suspect",
     ]
-    assert list(found.descriptions) == list(found.frame.columns)
-    assert "plain loss" in found.descriptions["error"]
-    assert "nats" in found.descriptions["error"]
+    assert list(result.descriptions) == list(result.frame.columns)
+    assert "plain loss" in result.descriptions["error"]
+    assert "nats" in result.descriptions["error"]
     for column in ("stochastic_complexity", "label_complexity"):
-        assert "larger = more suspicious" in found.descriptions[column]
+        assert "larger = more suspicious" in result.descriptions[column]
 
 
-def test_audits_come_back_from_files(tmp_path: Path) -> None:
-    found = audit(fraction=0.4)
-    found.to_csv(tmp_path / "audit.csv")
-    found.to_parquet(tmp_path / "audit.parquet")
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "audit.csv"), found.frame)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "audit.parquet"), found.frame)
+def test_audits_are_written_to_files(tmp_path: Path) -> None:
+    result = audit(fraction=0.4)
+    result.to_csv(tmp_path / "audit.csv")
+    result.to_parquet(tmp_path / "audit.parquet")
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "audit.csv"), result.frame)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "audit.parquet"), result.frame)
     schema = pq.read_schema(tmp_path / "audit.parquet")
-    assert json.loads(schema.metadata[b"ifcomp"]) == dict(found.settings)
-    assert schema.field("error").metadata[b"description"].decode() == found.descriptions["error"]
+    assert json.loads(schema.metadata[b"ifcomp"]) == dict(result.settings)
+    assert schema.field("error").metadata[b"description"].decode() == result.descriptions["error"]
 
 
-def test_what_cannot_be_audited_is_refused() -> None:
+def test_unusable_audits_are_refused() -> None:
     with pytest.raises(DataError, match="Score data with labels"):
         audit_labels(table_of(COMPLEXITY))
     with pytest.raises(SettingError, match="not both"):
@@ -103,18 +108,18 @@ def test_what_cannot_be_audited_is_refused() -> None:
             audit(noise_rate=share)
 
 
-def test_noise_is_counted_where_the_model_is_confident() -> None:
+def test_noise_rate_by_hand() -> None:
     """Mean probabilities of the labels: class 0 (0.9 + 0.9 + 0.2 + 0.4) / 4 = 0.6, class 1 (0.7 + 0.5) / 2 = 0.6.
 
-    Labelled 0: two are right, the third wrong (0.8 for class 1), and the fourth, with 0.55 for class 1, not counted.
-    Labelled 1: one is right, the other not counted.
+    Label 0: two are right, the third is wrong (0.8 for class 1), the fourth (0.55 for class 1) is not counted.
+    Label 1: one is right, the other is not counted.
     """
     p = [[0.9, 0.1, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.4, 0.55, 0.05], [0.3, 0.7, 0], [0.5, 0.5, 0]]
     table = table_of([0.0] * 6, [0, 0, 0, 0, 1, 1], p)
     assert estimate_noise_rate(table) == pytest.approx((4 * 1 / 3 + 2 * 0) / 6)
 
 
-def test_classes_that_nobody_is_labelled_with_are_never_confident() -> None:
+def test_classes_without_examples_are_never_confident() -> None:
     assert estimate_noise_rate(table_of([0.0] * 2, [0, 0], [[0.1, 0.9], [0.2, 0.8]])) == 0
 
 
@@ -125,12 +130,12 @@ def digits_table(rate: float) -> tuple[ScoreTable, np.ndarray]:
 
 
 @pytest.mark.parametrize(("rate", "tolerance"), [(0.0, 0.01), (0.05, 0.015), (0.2, 0.03), (0.4, 0.03)])
-def test_planted_errors_are_found_and_their_share_estimated(rate: float, tolerance: float) -> None:
+def test_flipped_labels_are_suspects_and_their_share_is_estimated(rate: float, tolerance: float) -> None:
     table, flipped = digits_table(rate)
-    found = audit_labels(table)
-    assert found.noise_rate == pytest.approx(rate, abs=tolerance)
-    assert len(found.suspects) == (table.column("suggested_probability") > table.column("label_probability")).sum()
-    assert flipped[found.suspects["index"]].sum() > 0.9 * flipped.sum() - 1
+    result = audit_labels(table)
+    assert result.noise_rate == pytest.approx(rate, abs=tolerance)
+    assert len(result.suspects) == (table.column("suggested_probability") > table.column("label_probability")).sum()
+    assert flipped[result.suspects["index"]].sum() > 0.9 * flipped.sum() - 1
     if rate:
         assert auroc(table.column("label_complexity"), flipped) > 0.98
         suspects = flipped[audit_labels(table, noise_rate=rate).suspects["index"]]
@@ -138,14 +143,14 @@ def test_planted_errors_are_found_and_their_share_estimated(rate: float, toleran
 
 
 @pytest.mark.parametrize(("epochs", "memorised"), [(8, False), (120, True)])
-def test_asymmetric_errors_are_found_better_than_by_the_plain_loss(epochs: int, memorised: bool) -> None:
-    """Every flipped digit is called the next one: before the network has learnt that by heart, and after."""
+def test_label_complexity_beats_the_plain_loss_on_asymmetric_noise(epochs: int, memorised: bool) -> None:
+    """Flipped digits get the next class as label; before and after the network has memorised them."""
     truth = images_and_labels()[1]
     flipped = np.zeros(len(truth), dtype=bool)
     flipped[np.random.default_rng(0).choice(len(truth), round(0.3 * len(truth)), replace=False)] = True
     table = score_digits((truth + torch.tensor(flipped)) % 10, AUDIT_BETA, AUDIT_DAMPING, epochs)
-    learnt = table.column("prediction") == table.column("label")
-    assert (learnt[flipped].mean() > 0.5) == memorised
-    found = {name: auroc(table.column(name), flipped) for name in ("error", "stochastic_complexity", AUDIT_COLUMN)}
-    assert found[AUDIT_COLUMN] > found["error"] + 0.002
-    assert (found["stochastic_complexity"] > found["error"]) == memorised  # why audits do not sort by it
+    fitted = table.column("prediction") == table.column("label")
+    assert (fitted[flipped].mean() > 0.5) == memorised
+    aurocs = {name: auroc(table.column(name), flipped) for name in ("error", "stochastic_complexity", AUDIT_COLUMN)}
+    assert aurocs[AUDIT_COLUMN] > aurocs["error"] + 0.002
+    assert (aurocs["stochastic_complexity"] > aurocs["error"]) == memorised  # so audits do not use it

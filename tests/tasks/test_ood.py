@@ -35,7 +35,7 @@ def test_thresholds_by_hand() -> None:
 
 @given(SCORES, st.floats(0.01, 1))
 @settings(max_examples=100, deadline=None)
-def test_a_threshold_accepts_what_it_should_and_no_smaller_one_does(scores: list[float], tpr: float) -> None:
+def test_the_threshold_is_the_smallest_that_accepts_the_share(scores: list[float], tpr: float) -> None:
     threshold = ood_threshold(scores, tpr)
     accepted = [score <= threshold for score in scores]
     assert sum(accepted) / len(scores) >= tpr
@@ -46,17 +46,17 @@ def test_a_threshold_accepts_what_it_should_and_no_smaller_one_does(scores: list
 @given(SCORES, SCORES)
 @settings(max_examples=50, deadline=None)
 def test_metrics_equal_brute_force_over_pairs_and_thresholds(inside: list[float], outside: list[float]) -> None:
-    pairs = [(out > own) + 0.5 * (out == own) for out in outside for own in inside]
-    found = ood_metrics(inside, outside)
-    assert found.auroc == pytest.approx(sum(pairs) / len(pairs))
-    assert found.aupr_out == pytest.approx(brute_force_precision(outside, inside))
-    assert found.aupr_in == pytest.approx(brute_force_precision([-x for x in inside], [-x for x in outside]))
+    pairs = [(out > in_) + 0.5 * (out == in_) for out in outside for in_ in inside]
+    result = ood_metrics(inside, outside)
+    assert result.auroc == pytest.approx(sum(pairs) / len(pairs))
+    assert result.aupr_out == pytest.approx(brute_force_precision(outside, inside))
+    assert result.aupr_in == pytest.approx(brute_force_precision([-x for x in inside], [-x for x in outside]))
     candidates = [s for s in inside if sum(x <= s for x in inside) >= 0.95 * len(inside)]
-    assert found.fpr95 == sum(x <= min(candidates) for x in outside) / len(outside)
+    assert result.fpr95 == sum(x <= min(candidates) for x in outside) / len(outside)
 
 
 def brute_force_precision(positive: list[float], negative: list[float]) -> float:
-    """Precision at every level of the score, weighted by the recall gained there."""
+    """Average precision: precision at every score, weighted by the gain in recall."""
     total = 0.0
     for level in set(positive):
         kept = sum(x >= level for x in positive)
@@ -67,13 +67,13 @@ def brute_force_precision(positive: list[float], negative: list[float]) -> float
 def test_metrics_equal_those_of_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     inside, outside = generator.normal(0, 1, 1000), generator.normal(1.5, 1, 700)
-    found = ood_metrics(inside, outside)
+    result = ood_metrics(inside, outside)
     scores, is_out = np.concatenate([inside, outside]), np.arange(1700) >= 1000
-    assert found.auroc == pytest.approx(roc_auc_score(is_out, scores))
-    assert found.aupr_out == pytest.approx(average_precision_score(is_out, scores))
-    assert found.aupr_in == pytest.approx(average_precision_score(~is_out, -scores))
+    assert result.auroc == pytest.approx(roc_auc_score(is_out, scores))
+    assert result.aupr_out == pytest.approx(average_precision_score(is_out, scores))
+    assert result.aupr_in == pytest.approx(average_precision_score(~is_out, -scores))
     false, true, _ = roc_curve(~is_out, -scores, drop_intermediate=False)
-    assert found.fpr95 == pytest.approx(false[true >= 0.95][0])
+    assert result.fpr95 == pytest.approx(false[true >= 0.95][0])
 
 
 def test_larger_is_more_out_of_distribution() -> None:
@@ -84,12 +84,12 @@ def test_larger_is_more_out_of_distribution() -> None:
 
 
 def test_flags_by_hand() -> None:
-    found = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
-    assert found["index"].tolist() == [1, 3, 2, 0]
-    assert found["is_ood"].tolist() == [True, True, False, False]
-    assert found["bounded_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
+    result = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
+    assert result["index"].tolist() == [1, 3, 2, 0]
+    assert result["is_ood"].tolist() == [True, True, False, False]
+    assert result["bounded_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
     expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity"]
-    assert list(found.columns) == [*expected, "bounded_complexity", "surprise", "is_ood"]
+    assert list(result.columns) == [*expected, "bounded_complexity", "surprise", "is_ood"]
 
 
 def test_flags_by_another_column() -> None:
@@ -101,13 +101,13 @@ def test_flags_by_another_column() -> None:
         flag_ood(probed, 1.5)
 
 
-def test_flags_accept_just_the_share_of_the_threshold() -> None:
+def test_flags_accept_exactly_the_share_of_the_threshold() -> None:
     scores = np.random.default_rng(1).exponential(size=200)
-    found = flag_ood(table_of(scores, [0] * 200), ood_threshold(scores, 0.9))
-    assert found["is_ood"].sum() == 20
+    result = flag_ood(table_of(scores, [0] * 200), ood_threshold(scores, 0.9))
+    assert result["is_ood"].sum() == 20
 
 
-def test_what_cannot_be_used_is_refused() -> None:
+def test_unusable_scores_and_settings_are_refused() -> None:
     for tpr in (0.0, 1.1, math.nan):
         with pytest.raises(SettingError, match="tpr"):
             ood_threshold([1.0], tpr)
@@ -120,14 +120,14 @@ def test_what_cannot_be_used_is_refused() -> None:
             ood_metrics([1.0], scores)
 
 
-def test_planted_strangers_are_flagged_and_familiar_digits_are_not() -> None:
-    """The threshold comes from held-out digits, the flags are for others, and for the same turned to negatives."""
+def test_inverted_digits_are_flagged_and_other_digits_are_not() -> None:
+    """The threshold comes from held-out digits; the flags are for other digits and their inverted images."""
     images, labels = images_and_labels()
     ifc = IFComp(train_network(images[:800], labels[:800]), fisher="exact", damping=OOD_DAMPING)
     ifc.fit([images[:800]])
     threshold = ood_threshold(ifc.bounded_complexity(images[800:1300]), 0.95)
-    found = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
-    strange = found["index"] >= len(images) - 1300
-    assert found["is_ood"][~strange].mean() < 0.12
-    assert found["is_ood"][strange].mean() > 0.9
-    assert ood_metrics(found[OOD_COLUMN][~strange], found[OOD_COLUMN][strange]).auroc > 0.95
+    result = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
+    inverted = result["index"] >= len(images) - 1300
+    assert result["is_ood"][~inverted].mean() < 0.12
+    assert result["is_ood"][inverted].mean() > 0.9
+    assert ood_metrics(result[OOD_COLUMN][~inverted], result[OOD_COLUMN][inverted]).auroc > 0.95

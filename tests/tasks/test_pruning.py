@@ -1,4 +1,4 @@
-"""Lists of examples to keep."""
+"""Pruning: size, nesting and order of the lists of examples to keep."""
 
 import math
 
@@ -15,11 +15,11 @@ from tasks.tables import table_of
 COMPLEXITY = [0.5, 0.1, 0.9, 0.1, 0.3]
 
 
-def test_the_simplest_are_dropped_first_and_ties_in_order() -> None:
-    found = keep_lists(table_of(COMPLEXITY, [0, 0, 1, 1, 1]), [0, 0.2, 0.4, 0.6, 0.99])
-    assert {fraction: kept.tolist() for fraction, kept in found.items()} == {
+def test_lowest_complexity_is_dropped_first_and_ties_in_order() -> None:
+    result = keep_lists(table_of(COMPLEXITY, [0, 0, 1, 1, 1]), [0, 0.2, 0.4, 0.6, 0.99])
+    assert {fraction: kept.tolist() for fraction, kept in result.items()} == {
         0: [0, 1, 2, 3, 4],
-        0.2: [0, 2, 3, 4],  # of the two with 0.1 the first goes first
+        0.2: [0, 2, 3, 4],  # ties are dropped in order
         0.4: [0, 2, 4],
         0.6: [0, 2],
         0.99: [2],
@@ -29,9 +29,9 @@ def test_the_simplest_are_dropped_first_and_ties_in_order() -> None:
 def test_balanced_lists_drop_the_same_fraction_of_each_class() -> None:
     complexity = [1.0, 2.0, 3.0, 4.0, 50.0, 10.0, 20.0, 40.0, 30.0]
     labels = [0, 0, 0, 0, 3, 3, 3, 3, 3]
-    found = keep_lists(table_of(complexity, labels, [[0.25] * 4] * 9), [0.5, 0.75], balanced=True)
-    assert found[0.5].tolist() == [2, 3, 4, 7, 8]  # two of four and two of five are dropped
-    assert found[0.75].tolist() == [3, 4, 7]
+    result = keep_lists(table_of(complexity, labels, [[0.25] * 4] * 9), [0.5, 0.75], balanced=True)
+    assert result[0.5].tolist() == [2, 3, 4, 7, 8]  # two of four and two of five are dropped
+    assert result[0.75].tolist() == [3, 4, 7]
 
 
 @given(
@@ -46,10 +46,10 @@ def test_lists_are_nested_and_of_the_right_size(
     labels = np.array([label for _, label in rows])
     complexity = np.array([float(value) for value, _ in rows])
     table = table_of(complexity, labels, [[0.4, 0.3, 0.3]] * len(rows))
-    found = keep_lists(table, fractions, balanced=balanced)
+    result = keep_lists(table, fractions, balanced=balanced)
     previous = set(range(len(rows)))
     for fraction in sorted(fractions):
-        kept = found[fraction].tolist()
+        kept = result[fraction].tolist()
         assert kept == sorted(set(kept))
         assert set(kept) <= previous
         previous = set(kept)
@@ -62,9 +62,9 @@ def test_lists_are_nested_and_of_the_right_size(
                 assert complexity[dropped].max() <= complexity[inside].min()
 
 
-def test_fractions_that_floats_do_not_hold_are_exact() -> None:
-    found = keep_lists(table_of(np.arange(100.0), [0] * 100), [0.29, 0.57, 0.58])
-    assert [100 - len(kept) for kept in found.values()] == [29, 57, 58]
+def test_fractions_are_exact_despite_rounding() -> None:
+    result = keep_lists(table_of(np.arange(100.0), [0] * 100), [0.29, 0.57, 0.58])
+    assert [100 - len(kept) for kept in result.values()] == [29, 57, 58]
 
 
 def test_positions_are_those_of_the_index_column() -> None:
@@ -73,7 +73,7 @@ def test_positions_are_those_of_the_index_column() -> None:
     assert keep_lists(part, [1 / 3])[1 / 3].tolist() == [2, 4]
 
 
-def test_what_cannot_be_pruned_is_refused() -> None:
+def test_unusable_tables_and_fractions_are_refused() -> None:
     with pytest.raises(DataError, match="labels"):
         keep_lists(table_of(COMPLEXITY), [0.5])
     with pytest.raises(DataError, match="NaN"):

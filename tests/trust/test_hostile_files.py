@@ -26,11 +26,10 @@ from safetensors.torch import load, save
 from torch import nn
 
 from experiments import runs as training
-from experiments.baselines.swag import WeightMoments
 from experiments.reproduce import record as results
 from ifcomp import IFComp
-from ifcomp.cli.models import _fill, read_weights
-from ifcomp.cli.runs import read_record
+from ifcomp.cli.model import load_weights, read_weights
+from ifcomp.cli.record import read_record
 from ifcomp.data.opening import open_source
 from ifcomp.data.source import SourceOptions
 from ifcomp.errors import (
@@ -69,7 +68,7 @@ def read_folder(path: Path) -> None:
 
 
 def read_weights_into_a_model(path: Path) -> None:
-    _fill(nn.Sequential(nn.Linear(4, 3)), read_weights(str(path)), "a:b", str(path))
+    load_weights(nn.Sequential(nn.Linear(4, 3)), read_weights(str(path)), "a:b", str(path))
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ READERS = {
     "parquet": Reader(lambda path: open_source(f"parquet:{path}"), "data.parquet", DataError),
     "image": Reader(read_folder, "images/1.png", DataError),
     "thumbnail": Reader(thumbnail, "1.png", DataError),
-    "moments": Reader(WeightMoments.load, "moments.safetensors", StorageError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
     "checkpoint": Reader(lambda path: checkpoints._read(path, {}), "run.partial", CheckpointError),
@@ -390,7 +388,7 @@ LIES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("reader", ["factors", "safetensors", "moments", "checkpoint"])
+@pytest.mark.parametrize("reader", ["factors", "safetensors", "checkpoint"])
 @pytest.mark.parametrize("lie", LIES)
 def test_headers_that_lie_are_refused(reader: str, lie: str, tmp_path: Path) -> None:
     refusal(reader, written(tmp_path, reader, LIES[lie]))
@@ -454,27 +452,6 @@ def test_fits_that_cannot_be_are_refused(damage: str, tmp_path: Path) -> None:
 
 def test_a_fit_that_was_not_damaged_is_read(tmp_path: Path) -> None:
     IFComp.load(damaged_fit(tmp_path, lambda m, t: None), network())
-
-
-MOMENTS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
-    "negative": lambda t: t["variance/0.bias"].sub_(1),
-    "not numbers": lambda t: t["mean/0.bias"].fill_(torch.nan),
-    "missing": lambda t: t.pop("variance/0.bias"),
-    "another type": lambda t: t.update({"mean/0.bias": torch.zeros(3, dtype=torch.int32)}),
-}
-
-
-@pytest.mark.parametrize("damage", MOMENTS)
-def test_moments_that_cannot_be_are_refused(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "moments.safetensors"
-    WeightMoments().collect(network()).save(path)
-    WeightMoments.load(path).check(network())
-    tensors = load(path.read_bytes())
-    MOMENTS[damage](tensors)
-    path.write_bytes(save(tensors, {"ifcomp.swag": '{"count": 1}'}))
-    refusal("moments", path)
-    path.write_bytes(save(load(path.read_bytes()), {"ifcomp.swag": '{"count": -1}'}))
-    refusal("moments", path)
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.complex64], ids=str)

@@ -1,4 +1,4 @@
-"""``ifcomp audit``: which training labels are wrong."""
+"""``ifcomp audit``: find wrong training labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.command import command
 from ifcomp.cli.output import (
     GATE,
     TABLE_SUFFIXES,
@@ -29,93 +28,95 @@ if TYPE_CHECKING:
 EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --out audit.csv --top 20"
 
 
-@command
 def audit(
-    run: options.Run,
-    model: options.ModelChoice,
-    reading: options.DataChoice,
+    path: options.RunPath,
+    model: options.ModelOptions,
+    reading: options.DataOptions,
+    suspects: options.SuspectOptions,
     data: options.TrainingData = None,
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="All labels, most suspicious first: .csv or .parquet.")
+        str, typer.Option(metavar="FILE", help="Table of all labels, most suspicious first: .csv or .parquet.")
     ] = "audit.csv",
-    noise_rate: options.NoiseRate = None,
-    fraction: options.Fraction = None,
-    top: Annotated[int, typer.Option(min=0, help="Labels to print.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of labels to print.")] = 10,
     max_suspects: Annotated[
-        int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects than this.")
+        int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects.")
     ] = None,
     report: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write what 'ifcomp report' writes, .html.")
+        str | None, typer.Option(metavar="FILE", help="Also write the page of 'ifcomp report', .html.")
     ] = None,
     damping: options.DampingText = None,
     checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
-    """Sort training labels by suspicion and say which are probably wrong.
+    """Rank training labels by suspicion and flag those that are probably wrong.
 
-    Suspicion is the stochastic complexity of the given label where the suggested one is the only other choice, in nats;
-    larger = more suspicious. The plain loss (error) and the usual stochastic complexity are in the table beside it.
+    Labels are ranked by label complexity: the stochastic complexity of the given label if the suggested label is the
+    only alternative, in nats. Larger = more suspicious. The table also has the loss (error) and the stochastic
+    complexity over all labels.
     """
-    from ifcomp.cli.auditing import audit_damping, audit_run, check_shares, write_report
-    from ifcomp.cli.opened import check_labelled, find_run
-    from ifcomp.cli.resuming import resumable
+    from ifcomp.cli.report import write_report
+    from ifcomp.cli.run import check_labelled, open_run, resumable
+    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
     check_target(out, TABLE_SUFFIXES)
     if report is not None:
         check_target(report, (".html",))
-    check_shares(fraction, noise_rate)
-    chosen_damping = audit_damping(damping)
-    opened = find_run(run, model)
+    chosen_damping = options.parse_damping(damping, AUDIT_DAMPING)
+    run = open_run(path, model)
     with resumable(checkpoint_every, out, *([report] if report else [])) as checkpoint:
-        source = opened.source(data, reading)
+        source = run.open_data(data, reading)
         check_labelled(source)
-        ifc = opened.predictor(source)
-        found = audit_run(ifc, source, chosen_damping, fraction, noise_rate, checkpoint)
-        written = {out: f"all {len(found.frame):,} labels, most suspicious first"}
+        ifc = run.load_predictor(source)
+        scores = ifc.score(source.batches(), damping=chosen_damping, checkpoint=checkpoint)
+        result = audit_labels(scores, fraction=suspects.fraction, noise_rate=suspects.noise_rate)
+        written = {out: f"all {len(result.frame):,} labels, most suspicious first"}
         if report is not None:
-            write_report(report, opened, ifc, source, found, chosen_damping)
+            write_report(report, run, ifc, source, result, chosen_damping)
             written[report] = "the report: open it in a browser"
-        write_table(out, found.frame, found.descriptions, found.settings, source)
-    suspects = len(found.suspects)
-    too_many = max_suspects is not None and suspects > max_suspects
-    names = opened.class_names(source)
+        write_table(out, result.frame, result.descriptions, result.settings, source)
+    count, names = len(result.suspects), run.class_names(source)
     facts = {
-        "run": run,
+        "run": path,
         "data": source.spec,
-        "examples": len(found.frame),
-        "suspects": suspects,
-        "noise_rate": found.noise_rate,
-        "threshold": found.threshold,
-        "settings": dict(found.settings),
+        "examples": len(result.frame),
+        "suspects": count,
+        "noise_rate": result.noise_rate,
+        "threshold": result.threshold,
+        "settings": dict(result.settings),
         "class_names": names,
         "max_suspects": max_suspects,
-        "top": records(found.frame.head(top), source),
+        "top": records(result.frame.head(top), source),
     }
     return Outcome(
         facts,
-        _shown(found, source, names, top),
+        [paragraph(_summary(result, source)), *_top_table(result, source, names, top)],
         written,
-        {} if report else {f"ifcomp report {run}": "the same with pictures, to look through in a browser"},
-        GATE if too_many else 0,
+        {} if report else {f"ifcomp report {path}": "the same with pictures, in a browser"},
+        GATE if max_suspects is not None and count > max_suspects else 0,
     )
 
 
-def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
+def _summary(result: LabelAudit, source: Source) -> str:
     from ifcomp.tasks.mislabel import AUDIT_BETA, EVEN_ODDS
 
-    suspects = len(found.suspects)
-    estimated = found.settings["noise_rate_estimated"]
-    said = f"{suspects:,} of {len(found.frame):,} labels of {source.spec} are suspects"
-    if suspects and estimated and found.settings["fraction"] is None:
-        said += f": the model finds another label more likely (label complexity above {EVEN_ODDS:.2f} nats)."
-    else:
-        said += f": label complexity of at least {found.threshold:.3g} nats." if suspects else "."
-    if estimated:
-        said += f" An estimated {100 * found.noise_rate:.1f} % of the labels are wrong, more if the model has"
-        said += " memorised some."
-    if found.settings["beta"] != AUDIT_BETA:
-        said += f" The run was fitted at beta {found.settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
+    suspects, settings = len(result.suspects), result.settings
+    text = f"{suspects:,} of {len(result.frame):,} labels of {source.spec} are suspects"
     if not suspects:
-        said += " The first of the list are worth a look all the same, above all if the model has memorised its labels."
+        text += "."
+    elif settings["noise_rate_estimated"] and settings["fraction"] is None:
+        text += f": the model finds another label more likely (label complexity above {EVEN_ODDS:.2f} nats)."
+    else:
+        text += f": label complexity of at least {result.threshold:.3g} nats."
+    if settings["noise_rate_estimated"]:
+        text += f" An estimated {100 * result.noise_rate:.1f} % of the labels are wrong, more if the model has"
+        text += " memorised wrong labels."
+    if settings["beta"] != AUDIT_BETA:
+        text += f" The run was fitted at beta {settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
+    if not suspects:
+        text += " The first labels of the table are still worth checking if the model has memorised its labels."
+    return text
+
+
+def _top_table(result: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
     rows = [
         (
             row["name"],
@@ -125,7 +126,7 @@ def _shown(found: LabelAudit, source: Source, names: Sequence[str] | None, top: 
             f"{row['suggested_probability']:.3f}",
             f"{row['label_complexity']:.2f}",
         )
-        for row in records(found.frame.head(top), source)
+        for row in records(result.frame.head(top), source)
     ]
     columns = ("most suspicious", "label", "suggested", "p(label)", "p(suggested)", "nats")
-    return [paragraph(said), table(columns, rows, left=3)] if rows else [paragraph(said)]
+    return [table(columns, rows, left=3)] if rows else []

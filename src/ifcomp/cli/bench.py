@@ -17,29 +17,30 @@ EPILOG = "[bold]Example:[/bold] ifcomp bench influence fit --threads 1"
 
 def bench(
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="[SUITE]...", help="Which suites to run; all without a name.")
+        list[str] | None, typer.Argument(metavar="[SUITE]...", help="Suites to run. Default: all.")
     ] = None,
     threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Threads; can be given several times. Without it 1 and 2.")
+        list[int] | None, typer.Option(min=1, help="Number of threads; can be repeated. Default: 1 and 2.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds; the best one counts.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds; the fastest is reported.")] = 5,
     results: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the raw results instead of benchmarks/results.")
     ] = None,
     note: Annotated[
-        str, typer.Option(help="What readers should know, such as other work at the time; kept with the numbers.")
+        str, typer.Option(help="Note for readers, such as other load on the machine; stored with the results.")
     ] = "",
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Only see whether all runs: small networks; written with --results only.")
+        bool,
+        typer.Option("--tiny", help="Smoke test with small networks; results are written only with --results."),
     ] = False,
-    show: Annotated[bool, typer.Option("--list", help="Say which suites there are, and end.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the suites and exit.")] = False,
 ) -> None:
-    """Time the library against forward passes, the paper's way and other packages; needs a quiet machine.
+    """Time the library against forward passes, the paper's implementation and other packages.
 
-    Runs from a checkout of the repository. Tables say which goals are met; raw numbers go to one JSON file a suite,
-    after each network, where new ones take the place of older ones.
+    Needs a checkout of the repository and an idle machine. The tables show which goals are met. Raw results are written
+    after each network to one JSON file per suite, where they replace older ones.
     """
-    run = _benchmarks("run")
+    run = _import_benchmarks("run")
     chosen = run.chosen(suites or [])
     console = Console(width=None if sys.stdout.isatty() else 160)
     if show:
@@ -47,12 +48,12 @@ def bench(
             about = f"[bold]{suite.name}[/bold] (about {suite.minutes:g} min): {suite.about}"
             console.print(about, highlight=False, soft_wrap=True)
         return
-    folder = results if tiny or results else _benchmarks("record").RESULTS
+    folder = results if tiny or results else _import_benchmarks("record").RESULTS
     run.run(chosen, threads or [1, 2], rounds, tiny, folder, console, note)
 
 
-def _benchmarks(name: str) -> Any:
-    """A module of the benchmarks, which are not part of the installed package."""
+def _import_benchmarks(name: str) -> Any:
+    """Import a module of the benchmarks, which are not part of the installed package."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(f"benchmarks.{name}")

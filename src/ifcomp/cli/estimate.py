@@ -1,4 +1,4 @@
-"""``ifcomp estimate``: memory, disk and time before a fit."""
+"""``ifcomp estimate``: memory, disk and time of a fit, before it is run."""
 
 from __future__ import annotations
 
@@ -9,65 +9,62 @@ import typer
 from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.command import command
-from ifcomp.cli.fit import choose_fisher
 from ifcomp.cli.output import Outcome, paragraph, table
 
 EPILOG = "[bold]Example:[/bold] ifcomp estimate net:build npz:train.npz --weights net.safetensors"
 
+_AS_IN_FIT = "As in 'ifcomp fit'."
 
-@command
+
 def estimate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"The model: {options.MODEL_FORM}.")],
-    data: Annotated[str, typer.Argument(metavar="DATA", help=f"The training data: {options.DATA_FORM}.")],
-    reading: options.DataChoice,
+    model: options.Model,
+    data: options.FitData,
+    reading: options.DataOptions,
     weights: options.Weights = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="How many there are.", show_default="as the data says")
+        int | None, typer.Option(min=1, help="Number of examples.", show_default="that of the data")
     ] = None,
-    fisher: Annotated[options.Fisher, typer.Option(help="As of 'ifcomp fit'.")] = options.Fisher.auto,
-    label_samples: Annotated[int, typer.Option(min=1, help="As of 'ifcomp fit'.")] = 1,
+    fisher: Annotated[options.Fisher, typer.Option(help=_AS_IN_FIT)] = options.Fisher.auto,
+    label_samples: Annotated[int, typer.Option(min=1, help=_AS_IN_FIT)] = 1,
     layers: options.Layers = None,
-    sua: Annotated[options.Sua, typer.Option(help="As of 'ifcomp fit'.")] = options.Sua.auto,
+    sua: Annotated[options.Sua, typer.Option(help=_AS_IN_FIT)] = options.Sua.auto,
     probes: options.Probes = None,
-    skip_uncovered: Annotated[
-        bool, typer.Option("--skip-uncovered", help="Leave out parameters that cannot be covered.")
-    ] = False,
+    skip_uncovered: options.SkipUncovered = False,
     max_memory: options.MaxMemory = None,
     device: options.Device = "cpu",
 ) -> Outcome:
-    """Estimate memory, disk and time of a fit and of scoring, from a few examples.
+    """Estimate memory, disk and time of fitting and scoring from a few examples.
 
-    Memory is what the process takes beside model and data.
+    Memory does not include model and data.
     """
     from ifcomp import estimation
-    from ifcomp.cli.models import load_model, try_model
+    from ifcomp.cli.model import check_model, load_model
     from ifcomp.data.opening import open_source
     from ifcomp.data.source import Batches
 
-    source = open_source(data, reading.parsed())
+    source = open_source(data, reading.parse())
     network = load_model(model, weights, device)
-    classes = try_model(network, source, model)
+    num_classes = check_model(network, source, model)
     count = len(source) if examples is None and isinstance(source.data, Batches) else examples
-    found = estimation.estimate(
+    result = estimation.estimate(
         network,
         source.batches(),
         examples=count,
         probes=probes,
         max_memory=max_memory,
-        layers=options.layers(layers),
-        sua=options.sua(sua),
-        fisher=choose_fisher(fisher, classes),
+        layers=options.parse_layers(layers),
+        sua=sua.setting(),
+        fisher=fisher.setting(num_classes),
         label_samples=label_samples,
         skip_uncovered=skip_uncovered,
     )
-    rows = [estimation.cells(layer) for layer in found.layers]
+    rows = [estimation.cells(layer) for layer in result.layers]
     shown: list[RenderableType] = [
         table(estimation.CELLS, rows, left=2),
-        *(paragraph(line) for line in found.summary),
+        *(paragraph(line) for line in result.summary),
     ]
     return Outcome(
-        {"model": model, "data": data, **asdict(found)},
+        {"model": model, "data": data, **asdict(result)},
         shown,
-        next_steps={f"ifcomp fit {model} {data}": "fit the curvature, once, for all other commands"},
+        next_steps={f"ifcomp fit {model} {data}": "fit the curvature"},
     )

@@ -1,44 +1,123 @@
-"""The ``ifcomp`` command: one file a command, registered at the end of this one."""
+"""The ``ifcomp`` command: the app, the registration of its commands, and error handling."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperGroup
 
 from ifcomp._version import __version__
 from ifcomp.cli import audit, bench, calibrate, demo, estimate, fit, ood, predict, prune, report, reproduce, score
-from ifcomp.cli.output import visible
+from ifcomp.cli.output import Outcome, print_message
 from ifcomp.errors import IfcompError
 
-#: Exit code of a command that was used wrongly or given something that it cannot work with.
+#: Exit code for invalid arguments and for every `IfcompError`.
 USAGE_ERROR = 2
-#: Exit code of a command that was interrupted from the keyboard, as shells have it.
+#: Exit code after Ctrl-C, as in shells.
 INTERRUPTED = 130
+
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object on standard output; everything else goes to standard error."),
+]
 
 
 class Commands(TyperGroup):
-    """All commands; errors that the library raises on purpose end them with a message instead of a traceback."""
+    """The group of all commands. An `IfcompError` or Ctrl-C ends a command with a message, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except IfcompError as error:
-            _tell("Error: ", " ".join([str(error), *getattr(error, "__notes__", [])]))
+            print_message("Error:", "bold red", _with_notes(str(error), error))
             raise typer.Exit(USAGE_ERROR) from error
         except KeyboardInterrupt as interrupt:
-            notes = getattr(interrupt, "__notes__", [])
-            _tell("Stopped. ", " ".join(["Files are either complete or as they were before.", *notes]))
+            message = _with_notes("Files are either complete or unchanged.", interrupt)
+            print_message("Stopped.", "bold red", message)
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
-def _tell(title: str, words: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text.assemble((title, "bold red"), visible(words)))
+def _with_notes(message: str, error: BaseException) -> str:
+    return " ".join([message, *getattr(error, "__notes__", [])])
 
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+def as_command(function: Callable[..., Outcome]) -> Callable[..., None]:
+    """Turn a function that returns an `Outcome` into a typer command with the option ``--json``.
+
+    A parameter whose type is a dataclass becomes one option per field. Standard output receives the outcome only.
+    Anything else that is printed, also by the user's model or data, goes to standard error.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if name != "return" and is_dataclass(kind)}
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        as_json = arguments.pop("as_json")
+        for name, group in groups.items():
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        with redirect_stdout(sys.stderr), warnings.catch_warnings(), _distributed() as is_first_process:
+            warnings.showwarning = _print_warning
+            outcome = function(**arguments)
+        if not is_first_process:
+            return
+        if as_json:
+            typer.echo(outcome.as_json(function.__name__))
+        else:
+            outcome.show(Console(soft_wrap=False))
+        if outcome.exit_code:
+            raise typer.Exit(outcome.exit_code)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        parameters += _group_parameters(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
+    parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _group_parameters(group: Any) -> list[inspect.Parameter]:
+    """Return one parameter per field of a group of options."""
+    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+        for field in fields(group)
+    ]
+
+
+@contextmanager
+def _distributed() -> Iterator[bool]:
+    """Join the processes of ``torchrun``, if any. Yields whether this is the process that writes and prints."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    from ifcomp.distributed import sharing
+    from ifcomp.io.files import discarding_writes
+
+    with sharing() as ranks, nullcontext() if ranks.rank == 0 else discarding_writes():
+        yield ranks.rank == 0
+
+
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print_message("Warning:", "bold yellow", str(message))
+
+
+# The app -------------------------------------------------------------------------------------------------------------
 
 app = typer.Typer(
     cls=Commands,
@@ -50,8 +129,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ifcomp {__version__}")
         raise typer.Exit
 
@@ -62,22 +141,28 @@ def ifcomp(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """How far to trust a prediction, which labels are wrong, which inputs are new: from one fit of a trained
+    """Find wrong labels and out-of-distribution inputs, and calibrate predictions, from one fit of a trained
     classifier's curvature.
     """
 
 
-# The commands, in the order of the help. A command is a function in a file of its own, and its EPILOG the example that
-# its help ends with.
-app.command(epilog=demo.EPILOG)(demo.demo)
-app.command(epilog=estimate.EPILOG)(estimate.estimate)
-app.command(epilog=fit.EPILOG)(fit.fit)
-app.command(epilog=score.EPILOG)(score.score)
-app.command(epilog=audit.EPILOG)(audit.audit)
-app.command(epilog=ood.EPILOG)(ood.ood)
-app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)
-app.command(epilog=predict.EPILOG)(predict.predict)
-app.command(epilog=prune.EPILOG)(prune.prune)
-app.command(epilog=report.EPILOG)(report.report)
-app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
-app.command(epilog=bench.EPILOG)(bench.bench)
+def _register(function: Callable[..., Any], epilog: str) -> None:
+    """Add a command. Its help is the docstring, one line per paragraph, followed by the epilog: an example."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.splitlines()) for paragraph in paragraphs)
+    app.command(help=text, epilog=epilog)(function)
+
+
+# In the order of the help.
+_register(as_command(demo.demo), demo.EPILOG)
+_register(as_command(estimate.estimate), estimate.EPILOG)
+_register(as_command(fit.fit), fit.EPILOG)
+_register(as_command(score.score), score.EPILOG)
+_register(as_command(audit.audit), audit.EPILOG)
+_register(as_command(ood.ood), ood.EPILOG)
+_register(as_command(calibrate.calibrate), calibrate.EPILOG)
+_register(as_command(predict.predict), predict.EPILOG)
+_register(as_command(prune.prune), prune.EPILOG)
+_register(as_command(report.report), report.EPILOG)
+_register(as_command(reproduce.reproduce), reproduce.EPILOG)
+_register(bench.bench, bench.EPILOG)  # prints tables while it runs, so it returns no outcome

@@ -1,4 +1,4 @@
-"""``ifcomp ood``: which inputs are unlike anything the model knows."""
+"""``ifcomp ood``: find inputs that are unlike the training data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.command import command
 from ifcomp.cli.output import (
     GATE,
     TABLE_SUFFIXES,
@@ -23,33 +22,32 @@ from ifcomp.cli.output import (
     write_table,
 )
 
-#: AUROC below which another beta is worth a try, if the inputs are strange at all.
-TOLD_APART = 0.8
+#: AUROC between reference and inputs below which the message suggests another beta.
+GOOD_SEPARATION = 0.8
 
 EPILOG = "[bold]Example:[/bold] ifcomp ood run.ifcomp folder:new --reference folder:held-out"
 
 
-@command
 def ood(
-    run: options.Run,
+    path: options.RunPath,
     data: Annotated[str, typer.Argument(metavar="DATA", help=f"Inputs to check: {options.DATA_FORM}.")],
-    model: options.ModelChoice,
-    reading: options.DataChoice,
+    model: options.ModelOptions,
+    reading: options.DataOptions,
     reference: Annotated[
         str | None,
         typer.Option(
             metavar="DATA",
-            help="Inputs like the training data, better not trained on, that the threshold is taken from.",
+            help="In-distribution inputs from which the threshold is computed, preferably held out.",
             show_default="the training data of the run",
         ),
     ] = None,
     tpr: Annotated[float, typer.Option(min=0, max=1, help="Share of the reference to accept.")] = 0.95,
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="All inputs, most surprising first: .csv or .parquet.")
+        str, typer.Option(metavar="FILE", help="Table of all inputs, most surprising first: .csv or .parquet.")
     ] = "ood.csv",
-    top: Annotated[int, typer.Option(min=0, help="Inputs to print.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of inputs to print.")] = 10,
     max_flagged: Annotated[
-        int | None, typer.Option(min=0, help=f"Exit with {GATE} if more inputs than this are flagged.")
+        int | None, typer.Option(min=0, help=f"Exit with {GATE} if more inputs are flagged.")
     ] = None,
     probes: options.Probes = None,
     capped: Annotated[
@@ -60,68 +58,71 @@ def ood(
 ) -> Outcome:
     """Flag inputs that are unlike the training data.
 
-    The score is the bounded complexity in nats; with --probes or --capped it is the parametric complexity. Larger =
-    more surprising. Labels of the inputs are not used.
+    The score is the bounded complexity in nats, or the parametric complexity with --probes or --capped. Larger = more
+    surprising. Labels are not used.
     """
-    from ifcomp.cli.opened import find_run
+    from ifcomp.cli.run import open_run
     from ifcomp.scores import DESCRIPTIONS
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, PARAMETRIC_COLUMN, flag_ood, ood_metrics, ood_threshold
 
     check_target(out, TABLE_SUFFIXES)
-    ood_threshold([0.0], tpr)
-    chosen = options.damping(damping)
-    opened = find_run(run, model)
-    source = opened.source(data, reading, labelled=False)
-    familiar = opened.source(reference, reading, beside=True).unlabelled()
-    ifc = opened.predictor(source, familiar)
-    how: dict[str, Any] = {} if capped is None else {"capped": True, "alpha": capped}
-    usual, given = (
-        ifc.score(part.batches(), **how, probes=probes, damping=OOD_DAMPING if chosen is None else chosen)
-        for part in (familiar, source)
+    ood_threshold([0.0], tpr)  # checks tpr before any work is done
+    chosen_damping = options.parse_damping(damping, OOD_DAMPING)
+    run = open_run(path, model)
+    source = run.open_data(data, reading, labelled=False)
+    in_distribution = run.open_data(reference, reading, secondary=True).unlabelled()
+    ifc = run.load_predictor(source, in_distribution)
+    form: dict[str, Any] = {} if capped is None else {"capped": True, "alpha": capped}
+    reference_scores, scores = (
+        ifc.score(part.batches(), **form, probes=probes, damping=chosen_damping) for part in (in_distribution, source)
     )
     column = OOD_COLUMN if probes is None and capped is None else PARAMETRIC_COLUMN
-    threshold = ood_threshold(usual.column(column), tpr)
-    found = flag_ood(given, threshold, column)
-    score = column.replace("_", " ")
-    descriptions = DESCRIPTIONS | {"is_ood": f"whether the {score} is above the threshold"}
-    settings = {**given.settings, "threshold": threshold, "tpr": tpr, "reference": familiar.spec}
-    write_table(out, found, descriptions, settings, source)
-    flagged = int(found["is_ood"].sum())
-    metrics = ood_metrics(usual.column(column), given.column(column))
+    threshold = ood_threshold(reference_scores.column(column), tpr)
+    flags = flag_ood(scores, threshold, column)
+    flagged = int(flags["is_ood"].sum())
+    settings = {**scores.settings, "threshold": threshold, "tpr": tpr, "reference": in_distribution.spec}
+    descriptions = DESCRIPTIONS | {"is_ood": f"whether the {column.replace('_', ' ')} is above the threshold"}
+    write_table(out, flags, descriptions, settings, source)
     facts = {
-        "run": run,
+        "run": path,
         "data": source.spec,
-        "reference": familiar.spec,
-        "examples": len(found),
+        "reference": in_distribution.spec,
+        "examples": len(flags),
         "flagged": flagged,
         "score": column,
         "threshold": threshold,
         "tpr": tpr,
-        "separation": asdict(metrics),
+        "separation": asdict(ood_metrics(reference_scores.column(column), scores.column(column))),
         "settings": settings,
         "max_flagged": max_flagged,
-        "top": records(found.head(top), source),
+        "top": records(flags.head(top), source),
     }
-    shown = _shown(facts, opened.is_training_data(reference), opened.class_names(source))
-    written = {out: f"all {len(found):,} inputs, most surprising first"}
-    next_steps = {f"ifcomp report {run} --strange {data}": "as a picture"}
-    too_many = max_flagged is not None and flagged > max_flagged
-    return Outcome(facts, shown, written, next_steps, GATE if too_many else 0)
-
-
-def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str] | None) -> list[RenderableType]:
-    score = facts["score"].replace("_", " ")
-    said = (
-        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: {score} "
-        f"above {facts['threshold']:.3g} nats, which {100 * facts['tpr']:g} % of {facts['reference']} do not exceed. "
-        f"AUROC between the two: {facts['separation']['auroc']:.3f}; 0.5 = alike, 1 = all inputs more surprising."
+    return Outcome(
+        facts,
+        [paragraph(_summary(facts, run.is_training_data(reference))), *_top_table(facts, run.class_names(source))],
+        {out: f"all {len(flags):,} inputs, most surprising first"},
+        {f"ifcomp report {path} --strange {data}": "a histogram of both in the report"},
+        GATE if max_flagged is not None and flagged > max_flagged else 0,
     )
-    if on_training_data:
-        said += " The training data looks more familiar than anything new: better take held-out data as --reference."
-    if facts["separation"]["auroc"] < TOLD_APART:
-        other = 0.1 if facts["settings"]["beta"] > 0.3 else 1
-        said += f" If they should be told apart better, fit again with another --beta, such as {other:g}, and compare."
-    columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
+
+
+def _summary(facts: Mapping[str, Any], is_training_data: bool) -> str:
+    separation, score = facts["separation"]["auroc"], facts["score"].replace("_", " ")
+    text = (
+        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: {score} above "
+        f"{facts['threshold']:.3g} nats, the {100 * facts['tpr']:g} % quantile of {facts['reference']}. AUROC "
+        f"of {facts['data']} against {facts['reference']}: {separation:.3f} (0.5 = alike, "
+        "1 = every input is more surprising)."
+    )
+    if is_training_data:
+        text += " Training data is less surprising than any new data: held-out data is a better --reference."
+    if separation < GOOD_SEPARATION:
+        beta = 0.1 if facts["settings"]["beta"] > 0.3 else 1
+        text += f" If these inputs should be out of distribution, compare a fit with another --beta, such as {beta:g}."
+    return text
+
+
+def _top_table(facts: Mapping[str, Any], names: Sequence[str] | None) -> list[RenderableType]:
     rows = [
         (
             row["name"],
@@ -132,4 +133,5 @@ def _shown(facts: Mapping[str, Any], on_training_data: bool, names: Sequence[str
         )
         for row in facts["top"]
     ]
-    return [paragraph(said), table(columns, rows, left=2)] if rows else [paragraph(said)]
+    columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
+    return [table(columns, rows, left=2)] if rows else []

@@ -1,69 +1,37 @@
-"""Options that several commands share, each written once: single ones as annotated types, groups as dataclasses.
+"""Options shared by several commands: single options as annotated types, groups of options as dataclasses.
 
-A group is a parameter of a command like any other; `command.command` spreads it over the command line.
+A command takes a group as one parameter; `ifcomp.cli.main.as_command` turns each of its fields into an option.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import typer
 
 from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
-    from ifcomp.curvature.factors import Damping
+    from ifcomp.curvature.factors import Damping, FisherKind
     from ifcomp.data.source import SourceOptions
 
-MODEL_FORM = "package.module:factory, a function without arguments; the current folder counts"
+Default = TypeVar("Default", bound="Damping | None")
+
+MODEL_FORM = "package.module:factory, a function without arguments; modules in the current folder are found"
 DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE or package.module:factory"
-_DATA, _MODEL = "How the data is read", "Model and run"
+_DATA, _MODEL = "Data", "Model and run"
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="File that 'ifcomp fit' wrote.")]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Weights of the model: .safetensors, or a file of torch.save, of which only tensors are read.",
-        rich_help_panel=_MODEL,
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda:0.", rich_help_panel=_MODEL)]
-DampingText = Annotated[
-    str | None,
-    typer.Option(
-        "--damping",
-        metavar="NUMBER",
-        help="Added to the curvature: relative:0.1 for a multiple of each layer's mean, or a number.",
-    ),
-]
-Alpha = Annotated[float, typer.Option(min=0, help="Weight of an example beside a training example.")]
-Probes = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Estimate complexity from so many random directions instead of all labels: quick for many classes."
-    ),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Hold no more than this beside model and data, such as 8GB; same results."),
-]
+#: Largest number of classes for which ``--fisher auto`` is exact. The exact Fisher has no sampling error, but its cost
+#: grows with the number of classes.
+EXACT_UP_TO = 100
 
-CheckpointEvery = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        metavar="SECONDS",
-        help="How often what is done so far is saved in OUT.partial; the same command goes on from there.",
-    ),
-]
+# Arguments -----------------------------------------------------------------------------------------------------------
 
-Layers = Annotated[
-    str | None, typer.Option(metavar="A,B,C", help="Only these: last, or names and patterns such as 'fc*'.")
-]
-
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="File written by 'ifcomp fit'.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"The model: {MODEL_FORM}.")]
+FitData = Annotated[str, typer.Argument(metavar="DATA", help=f"The training data: {DATA_FORM}.")]
 TrainingData = Annotated[
     str | None,
     typer.Argument(
@@ -72,38 +40,91 @@ TrainingData = Annotated[
         show_default="the training data of the run",
     ),
 ]
-NoiseRate = Annotated[
-    float | None,
+
+# Single options ------------------------------------------------------------------------------------------------------
+
+Weights = Annotated[
+    str | None,
     typer.Option(
-        min=0,
-        max=1,
-        help="Share of wrong labels, if known: as many are suspects.",
-        show_default="suspects are labels that the model contradicts",
+        metavar="FILE",
+        help="Weights of the model: a .safetensors or torch.save file, which is never unpickled.",
+        rich_help_panel=_MODEL,
     ),
 ]
-Fraction = Annotated[float | None, typer.Option(min=0, max=1, help="Share of labels to call suspects instead.")]
+Device = Annotated[str, typer.Option(help="Device of the model, such as cpu or cuda:0.", rich_help_panel=_MODEL)]
+DampingText = Annotated[
+    str | None,
+    typer.Option(
+        "--damping",
+        metavar="NUMBER",
+        help="Damping, added to the curvature: a number, or relative:0.1 for a multiple of the mean of each layer.",
+    ),
+]
+Alpha = Annotated[float, typer.Option(min=0, help="Weight of an example, relative to one training example.")]
+Probes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Estimate complexity from this number of random probes instead of all labels; faster for many classes.",
+    ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Memory limit, such as 8GB, model and data not included. Results do not depend on it."
+    ),
+]
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="Interval at which progress is saved in OUT.partial. Repeating the command resumes from there.",
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,C", help="Layers to cover: last, or names and patterns such as 'fc*'. Default: all."),
+]
+SkipUncovered = Annotated[
+    bool,
+    typer.Option("--skip-uncovered", help="Skip parameters of unsupported layers instead of ending with an error."),
+]
 
 
 class Sua(StrEnum):
-    """One input basis for all offsets of a convolution kernel."""
+    """Values of ``--sua``: whether all offsets of a convolution kernel share one eigenbasis of the inputs."""
 
     auto = "auto"
     yes = "yes"
     no = "no"
 
+    def setting(self) -> Literal["auto"] | bool:
+        """Return the argument ``sua`` of `IFComp`."""
+        return "auto" if self is Sua.auto else self is Sua.yes
+
 
 class Fisher(StrEnum):
-    """Whose labels the curvature is averaged over."""
+    """Values of ``--fisher``: the labels over which the curvature is averaged."""
 
     auto = "auto"
     exact = "exact"
     sampled = "sampled"
     empirical = "empirical"
 
+    def setting(self, num_classes: int) -> FisherKind:
+        """Return the argument ``fisher`` of `IFComp`. Auto is exact for up to `EXACT_UP_TO` classes, else sampled."""
+        if self is Fisher.auto:
+            return "exact" if num_classes <= EXACT_UP_TO else "sampled"
+        return cast("FisherKind", self.value)
+
+
+# Groups of options ---------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class ModelChoice:
-    """Which model a run belongs to; what is None is taken from the run's record."""
+class ModelOptions:
+    """The model of a run. None stands for the value in the record of the run."""
 
     model: Annotated[
         str | None,
@@ -117,100 +138,144 @@ class ModelChoice:
         bool,
         typer.Option(
             "--trust-run",
-            help="Import and open what the run's record names, though you did not write it in this folder.",
+            help="Import the code and open the files named in the record of the run, even if you did not write it in "
+            "this folder.",
             rich_help_panel=_MODEL,
         ),
     ] = False
 
 
 @dataclass(frozen=True)
-class DataChoice:
-    """How data is read."""
+class DataOptions:
+    """How data is read. None stands for the default."""
 
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Examples at once; changes no result.", show_default="128", rich_help_panel=_DATA),
+        typer.Option(
+            min=1,
+            help="Examples per batch. Results do not depend on it.",
+            show_default="128",
+            rich_help_panel=_DATA,
+        ),
     ] = None
     image_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Resize images of a folder to so many pixels, squared.", rich_help_panel=_DATA),
+        typer.Option(
+            min=1, help="Resize the images of a folder to this height and width in pixels.", rich_help_panel=_DATA
+        ),
     ] = None
     grey: Annotated[
         bool | None,
-        typer.Option("--grey/--colour", help="One channel or three.", show_default="colour", rich_help_panel=_DATA),
+        typer.Option(
+            "--grey/--colour",
+            help="Read images with one channel or three.",
+            show_default="colour",
+            rich_help_panel=_DATA,
+        ),
     ] = None
     mean: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help="Subtracted from each channel in 0 ... 1.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="A,B,C", help="Subtracted from the channels, which are in 0 ... 1.", rich_help_panel=_DATA
+        ),
     ] = None
     std: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Divides each channel after that.", rich_help_panel=_DATA)
+        str | None, typer.Option(metavar="A,B,C", help="Divides the channels after that.", rich_help_panel=_DATA)
     ] = None
     label_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of a Parquet file.", show_default="label", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="NAME", help="Label column of a Parquet file.", show_default="label", rich_help_panel=_DATA
+        ),
     ] = None
     feature_columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help="Of a Parquet file.", show_default="all others", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="A,B,C",
+            help="Feature columns of a Parquet file.",
+            show_default="all others",
+            rich_help_panel=_DATA,
+        ),
     ] = None
 
-    def parsed(self) -> SourceOptions:
-        """As `open_source` takes them."""
+    def parse(self) -> SourceOptions:
+        """Return the options for `ifcomp.data.opening.open_source`."""
         from ifcomp.data.source import SourceOptions
 
         return SourceOptions(
             batch_size=self.batch_size,
             image_size=self.image_size,
             grey=self.grey,
-            mean=numbers("--mean", self.mean),
-            std=numbers("--std", self.std),
+            mean=parse_numbers("--mean", self.mean),
+            std=parse_numbers("--std", self.std),
             label_column=self.label_column,
-            feature_columns=names(self.feature_columns),
+            feature_columns=parse_names(self.feature_columns),
         )
 
 
-def names(text: str | None) -> tuple[str, ...] | None:
-    """``a,b,c`` as a tuple."""
+@dataclass(frozen=True)
+class SuspectOptions:
+    """How many labels an audit flags as suspects. By default it flags the labels that the model contradicts."""
+
+    noise_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Known share of wrong labels; this share is flagged.",
+            show_default="estimated; labels that the model contradicts are flagged",
+        ),
+    ] = None
+    fraction: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of labels to flag, while the noise rate is still estimated."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse two answers to the same question."""
+        if self.fraction is not None and self.noise_rate is not None:
+            raise SettingError("Give --fraction or --noise-rate, not both: each sets the number of suspects.")
+
+
+# Text on the command line --------------------------------------------------------------------------------------------
+
+
+def parse_names(text: str | None) -> tuple[str, ...] | None:
+    """Parse ``a,b,c``."""
     return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
-def layers(text: str | None) -> str | tuple[str, ...] | None:
-    """``last``, or names and patterns with commas between them."""
-    return text if text == "last" else names(text)
+def parse_layers(text: str | None) -> str | tuple[str, ...] | None:
+    """Parse ``last``, or names and patterns separated by commas."""
+    return text if text == "last" else parse_names(text)
 
 
-def sua(wanted: Sua) -> Literal["auto"] | bool:
-    """As `IFComp` takes it."""
-    return "auto" if wanted is Sua.auto else wanted is Sua.yes
-
-
-def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """``0.1,0.2`` as a tuple, or SettingError."""
+def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Parse ``0.1,0.2``; the name of the option is for the error message."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise SettingError(f"{option} takes numbers with commas between them, but got '{text}'.") from error
+        raise SettingError(f"{option} takes numbers separated by commas, but got '{text}'.") from error
 
 
-def damping(text: str | None) -> Damping | None:
-    """``relative:0.1`` or a number, checked; None is left to the caller."""
+def parse_damping(text: str | None, default: Default) -> Damping | Default:
+    """Parse and check a number or ``relative:0.1``; None gives the default."""
     from ifcomp.curvature.factors import Relative, check_damping
 
     if text is None:
-        return None
-    kind, colon, rest = text.rpartition(":")
+        return default
+    kind, colon, number = text.rpartition(":")
     try:
-        value = float(rest)
+        value = float(number)
     except ValueError:
-        kind = "wrong"
+        kind = "invalid"
     if kind not in ("", "relative") or (colon and not kind):
         raise SettingError(f"--damping must be a number such as 1e-12, or relative:0.1, but is '{text}'.")
     return check_damping(Relative(value) if kind else value)
 
 
-def damping_text(value: Damping) -> str:
-    """A damping as it is typed."""
+def format_damping(damping: Damping) -> str:
+    """Return the text that `parse_damping` reads."""
     from ifcomp.curvature.factors import Relative
 
-    return f"relative:{value.multiple:g}" if isinstance(value, Relative) else f"{value:g}"
+    return f"relative:{damping.multiple:g}" if isinstance(damping, Relative) else f"{damping:g}"

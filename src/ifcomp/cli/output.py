@@ -1,4 +1,4 @@
-"""What a command leaves behind: for people on the terminal, or one JSON object for machines."""
+"""Output of the commands: messages, tables, JSON and files."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ if TYPE_CHECKING:
 
     from ifcomp.data.source import Source
 
-#: Exit code of a command whose result is beyond what the user allowed.
+#: Exit code of a command whose gate was exceeded, such as ``--max-suspects``.
 GATE = 3
 
-#: Formats of tables, by the end of the file's name.
+#: File formats of tables.
 TABLE_SUFFIXES = (".csv", ".parquet")
+
+#: Metrics of probabilities that are printed.
+METRICS = ("accuracy", "nll", "ece", "brier")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a command.
+    """Result of a command.
 
     Attributes:
-        facts: What it found, as JSON shows it; numbers that JSON has no word for become null.
-        shown: What people see of it.
-        written: Files, with what is in them.
-        next_steps: Commands that come naturally now, with what they do.
-        exit_code: 0, or what a gate of the command says.
+        facts: Content of the JSON object. Values that are not finite become null.
+        shown: Text and tables for the terminal.
+        written: Description of each file that was written, by path.
+        next_steps: Description of each command to run next.
+        exit_code: 0, or `GATE` if a gate was exceeded.
     """
 
     facts: Mapping[str, Any]
@@ -49,63 +52,96 @@ class Outcome:
     exit_code: int = 0
 
     def as_json(self, command: str) -> str:
-        """One object."""
+        """Return the outcome as a JSON object."""
         content = {"command": command, **self.facts, "written": list(self.written), "exit_code": self.exit_code}
-        return json.dumps(_plain(content), indent=2, allow_nan=False)
+        return json.dumps(_json_value(content), indent=2, allow_nan=False)
 
     def show(self, console: Console) -> None:
-        """For people: what was found, what was written, what to do next."""
+        """Print results, written files and next steps."""
         for part in self.shown:
             console.print(part)
             console.print()
-        for title, lines in (("Wrote", self.written), ("Next", self.next_steps)):
-            if lines:
-                console.print(_lines(title, lines))
+        for title, items in (("Wrote", self.written), ("Next", self.next_steps)):
+            if items:
+                console.print(_described_items(title, items))
 
 
-def _lines(title: str, lines: Mapping[str, str]) -> Table:
-    """A file or command and what it is, a line each; names are not broken, so that they can be copied."""
+def _described_items(title: str, items: Mapping[str, str]) -> Table:
+    """Return one line per file or command with its description. Names are not wrapped, so they can be copied."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(no_wrap=True, overflow="fold")
     grid.add_column()
-    for name, what in lines.items():
-        grid.add_row(Text(f"{title:5}", "bold"), Text(visible(name), "cyan"), Text(visible(what)))
+    for name, description in items.items():
+        grid.add_row(Text(f"{title:5}", "bold"), Text(escape_control(name), "cyan"), Text(escape_control(description)))
     return grid
 
 
-def visible(words: str) -> str:
-    """Words with every character that would steer a terminal, or turn the order of what is read, as an escape."""
-    return "".join(map(_escaped, words))
+def _json_value(value: Any) -> Any:
+    """Convert mappings, sequences and NumPy scalars to JSON types; NaN and infinity become None."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _escaped(character: str) -> str:
-    steers = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\n\t"
-    return character.encode("unicode_escape").decode() if steers else character
+# Messages and tables on the terminal ---------------------------------------------------------------------------------
 
 
-def paragraph(words: str) -> Text:
-    """Plain words, whatever brackets are in them."""
-    return Text(visible(words))
+def print_message(title: str, style: str, message: str) -> None:
+    """Print a message on standard error."""
+    Console(stderr=True, soft_wrap=True).print(Text.assemble((f"{title} ", style), escape_control(message)))
+
+
+def escape_control(text: str) -> str:
+    """Escape control, formatting and surrogate characters, which could steer the terminal or reverse the text."""
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\n\t"
+        else character
+        for character in text
+    )
+
+
+def paragraph(text: str) -> Text:
+    """Return text without markup and control characters."""
+    return Text(escape_control(text))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
-    """A table with its first ``left`` columns to the left and numbers to the right."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for number, name in enumerate(columns):
-        made.add_column(Text(visible(name)), justify="left" if number < left else "right", overflow="fold")
+    """Return a table whose first ``left`` columns are aligned to the left, the others to the right."""
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for position, name in enumerate(columns):
+        result.add_column(paragraph(name), justify="left" if position < left else "right", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(visible(str(cell))) for cell in row))
-    return made
+        result.add_row(*(paragraph(str(cell)) for cell in row))
+    return result
+
+
+def metric_table(title: str, metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a table with one row per predictor and one column per metric of `METRICS`."""
+    rows = [(name, *(f"{values[metric]:.4f}" for metric in METRICS)) for name, values in metrics.items()]
+    return table((title, *METRICS), rows)
 
 
 def class_name(label: int, names: Sequence[str] | None) -> str:
-    """The name of a class, or its number."""
+    """Return the name of a class, or its number if there are no names."""
     return names[label] if names and label < len(names) else str(label)
 
 
-def check_target(path: str, suffixes: Sequence[str] = ()) -> str:
-    """The path of a file that is to be written, or an error before any work is done."""
+def records(frame: pd.DataFrame, source: Source) -> list[dict[str, Any]]:
+    """Return the rows as dicts. The key ``name`` is the name of the example, or its index if it has none."""
+    rows: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+    return [{"name": source.names[row["index"]] if source.names else str(row["index"]), **row} for row in rows]
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def check_target(path: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise an error if the file cannot be written. Commands call this before any work is done."""
     target = Path(path)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
@@ -115,37 +151,28 @@ def check_target(path: str, suffixes: Sequence[str] = ()) -> str:
         raise StorageError(f"Cannot write '{path}': there is no folder '{target.parent}'.")
     if not os.access(target.parent, os.W_OK):
         raise StorageError(f"Cannot write '{path}': the folder '{target.parent}' is not writable.")
-    return path
 
 
 def write_table(
     path: str, frame: pd.DataFrame, descriptions: Mapping[str, str], settings: Mapping[str, Any], source: Source
 ) -> None:
-    """In the format that the file's name says, with what the examples are called where the data knows. Atomic."""
+    """Write a table as CSV or Parquet, depending on the suffix of the path. Atomic.
+
+    Args:
+        path: File to write.
+        frame: The table, with a column ``index``. A column ``name`` is inserted after it if the examples have names.
+        descriptions: Meaning of each column, stored in Parquet files.
+        settings: Settings that the table was computed with, stored in Parquet files.
+        source: The data that the rows belong to.
+    """
     from ifcomp.scores import write_csv, write_parquet
 
     if source.names is not None:
+        names = [source.names[index] for index in frame["index"]]
         frame = frame.copy()
-        frame.insert(
-            frame.columns.tolist().index("index") + 1, "name", [source.names[index] for index in frame["index"]]
-        )
-        descriptions = {**descriptions, "name": "what the example is called in the data"}
+        frame.insert(frame.columns.tolist().index("index") + 1, "name", names)
+        descriptions = {**descriptions, "name": "name of the example in the data, such as its file"}
     if path.endswith(".csv"):
         write_csv(path, frame)
     else:
         write_parquet(path, frame, descriptions, settings)
-
-
-def records(frame: pd.DataFrame, source: Source) -> list[dict[str, Any]]:
-    """Rows as dicts, each with what its example is called."""
-    rows: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-    return [{"name": source.names[row["index"]] if source.names else str(row["index"]), **row} for row in rows]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

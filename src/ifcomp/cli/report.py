@@ -1,98 +1,216 @@
-"""``ifcomp report``: everything about a run in one HTML file."""
+"""``ifcomp report``: the results of a run in one HTML file."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ifcomp.cli import options
-from ifcomp.cli.command import command
 from ifcomp.cli.output import Outcome, check_target, paragraph
-from ifcomp.errors import SettingError
+from ifcomp.errors import DataError, SettingError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ifcomp import IFComp
-    from ifcomp.cli.opened import Run
+    from ifcomp.cli.run import Run
+    from ifcomp.curvature.factors import Damping
     from ifcomp.data.source import Source
-    from ifcomp.report import ComplexityGroups, ReliabilityPair
+    from ifcomp.report import ComplexityGroups, ReliabilityPair, TrainingExample
+    from ifcomp.tasks.mislabel import LabelAudit
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"
 
+#: Number of suspicious examples with a preview.
+MAX_PREVIEWS = 200
 
-@command
+#: Number of suspects with influential training examples, and the number of supporting and of contradicting ones each.
+MAX_EXPLAINED = 50
+EXAMPLES_PER_SIDE = 4
+
+
 def report(
-    run: options.Run,
-    model: options.ModelChoice,
-    reading: options.DataChoice,
+    path: options.RunPath,
+    model: options.ModelOptions,
+    reading: options.DataOptions,
+    suspects: options.SuspectOptions,
     data: options.TrainingData = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="The page, .html.")] = "report.html",
-    title: Annotated[str | None, typer.Option(help="Its heading.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     held_out: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="Data like the training data that the model was not trained on."),
+        typer.Option(metavar="DATA", help="In-distribution data that the model was not trained on."),
     ] = None,
     strange: Annotated[
         list[str] | None,
-        typer.Option(metavar="DATA", help="Inputs from elsewhere to compare complexity with; can be repeated."),
+        typer.Option(metavar="DATA", help="OOD inputs whose complexity is compared; can be repeated."),
     ] = None,
     calibrated: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Run of 'ifcomp calibrate', to show reliability on the held-out data with and without."
+            metavar="RUN",
+            help="Run of 'ifcomp calibrate': adds a reliability diagram of the held-out data before and after.",
         ),
     ] = None,
-    noise_rate: options.NoiseRate = None,
-    fraction: options.Fraction = None,
 ) -> Outcome:
-    """Write one HTML file with the suspicious labels, calibration, complexity and coverage; it needs nothing else."""
-    from ifcomp.cli.auditing import audit_run, check_shares, write_report
-    from ifcomp.cli.opened import check_labelled, find_run
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING
+    """Write one self-contained HTML file with suspicious labels, calibration, complexity and coverage."""
+    from ifcomp.cli.run import check_labelled, open_run
+    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
     check_target(out, (".html",))
-    check_shares(fraction, noise_rate)
     if calibrated is not None and held_out is None:
-        raise SettingError("--calibrated needs --held-out, the labelled data on which reliability is shown.")
-    opened = find_run(run, model)
-    source = opened.source(data, reading)
+        raise SettingError("--calibrated needs --held-out, the labelled data of the reliability diagram.")
+    run = open_run(path, model)
+    source = run.open_data(data, reading)
     check_labelled(source)
-    others = {spec: opened.source(spec, reading, labelled=False, beside=True) for spec in strange or ()}
-    familiar = None if held_out is None else opened.source(held_out, reading, beside=True)
-    ifc = opened.predictor(source, *others.values(), *([familiar] if familiar else []))
-    reliability = None
-    if calibrated is not None and familiar is not None:
-        check_labelled(familiar)
-        reliability = reliability_of(find_run(calibrated, model), familiar)
-    audit = audit_run(ifc, source, AUDIT_DAMPING, fraction, noise_rate)
-    parts: dict[str, Any] = {"calibration": reliability}
-    if familiar is not None or others:
-        parts["complexity"] = complexity_of(ifc, familiar or source, others)
-    write_report(out, opened, ifc, source, audit, AUDIT_DAMPING, title, parts)
-    suspects = len(audit.suspects)
-    facts = {"run": run, "data": source.spec, "examples": len(audit.frame), "suspects": suspects}
-    said = f"{suspects:,} of {len(audit.frame):,} labels of {source.spec} are suspects."
-    return Outcome(facts, [paragraph(said)], {out: "the report: open it in a browser"})
+    ood_sources = {spec: run.open_data(spec, reading, labelled=False, secondary=True) for spec in strange or ()}
+    held_out_source = None if held_out is None else run.open_data(held_out, reading, secondary=True)
+    ifc = run.load_predictor(source, *ood_sources.values(), *([held_out_source] if held_out_source else []))
+    parts: dict[str, Any] = {}
+    if calibrated is not None and held_out_source is not None:
+        check_labelled(held_out_source)
+        parts["calibration"] = _reliability(open_run(calibrated, model), held_out_source)
+    scores = ifc.score(source.batches(), damping=AUDIT_DAMPING)
+    audit = audit_labels(scores, fraction=suspects.fraction, noise_rate=suspects.noise_rate)
+    if held_out_source is not None or ood_sources:
+        parts["complexity"] = _complexity(ifc, held_out_source or source, ood_sources)
+    write_report(out, run, ifc, source, audit, AUDIT_DAMPING, title=title, **parts)
+    count, examples = len(audit.suspects), len(audit.frame)
+    return Outcome(
+        {"run": path, "data": source.spec, "examples": examples, "suspects": count},
+        [paragraph(f"{count:,} of {examples:,} labels of {source.spec} are suspects.")],
+        {out: "the report: open it in a browser"},
+    )
 
 
-def reliability_of(calibrated: Run, held_out: Source) -> ReliabilityPair:
-    """Curves with and without what was calibrated."""
-    from ifcomp.cli.probabilities import CALIBRATED, OWN, probabilities
+def _reliability(calibrated: Run, held_out: Source) -> ReliabilityPair:
+    """Return the reliability curves of the model and of the calibrated run on held-out data."""
+    from ifcomp.cli.run import predict_source
     from ifcomp.report import ReliabilityPair
 
     alpha, keep_argmax = calibrated.calibration()
-    curves = probabilities(calibrated.predictor(held_out), held_out, alpha, keep_argmax).curves()
-    return ReliabilityPair(curves[OWN], curves[CALIBRATED], OWN, CALIBRATED)
+    curves = predict_source(calibrated.load_predictor(held_out), held_out, alpha, keep_argmax).curves()
+    return ReliabilityPair(curves["model"], curves["calibrated"], "model", "calibrated")
 
 
-def complexity_of(ifc: IFComp, familiar: Source, others: dict[str, Source]) -> ComplexityGroups:
-    """Bounded complexity of familiar and of other inputs in nats."""
+def _complexity(ifc: IFComp, in_distribution: Source, ood_sources: Mapping[str, Source]) -> ComplexityGroups:
+    """Return the bounded complexity of in-distribution and OOD inputs in nats."""
     from ifcomp.report import ComplexityGroups
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING
 
     def complexity(source: Source) -> Any:
         return ifc.score(source.unlabelled().batches(), damping=OOD_DAMPING).column(OOD_COLUMN)
 
-    return ComplexityGroups(
-        complexity(familiar), {name: complexity(source) for name, source in others.items()}, familiar.spec
+    ood = {name: complexity(source) for name, source in ood_sources.items()}
+    return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)
+
+
+# The page of an audit ------------------------------------------------------------------------------------------------
+
+
+def write_report(
+    path: str,
+    run: Run,
+    ifc: IFComp,
+    source: Source,
+    audit: LabelAudit,
+    damping: Damping,
+    *,
+    title: str | None = None,
+    calibration: ReliabilityPair | None = None,
+    complexity: ComplexityGroups | None = None,
+) -> None:
+    """Write the report of an audit. If the data is the training data, suspects come with influential examples.
+
+    Args:
+        path: File to write.
+        run: The run, for names and provenance.
+        ifc: Predictor of the run.
+        source: The audited data.
+        audit: Its audit.
+        damping: Damping of the audit.
+        title: Heading of the page.
+        calibration: Reliability curves, as in `build_report`.
+        complexity: Complexity of in-distribution and OOD inputs, as in `build_report`.
+    """
+    from ifcomp.report import build_report, current_provenance
+
+    previewed = audit.frame["index"].head(MAX_PREVIEWS).tolist()
+    explanations = None
+    if run.is_training_data(source.spec):
+        explanations = explain_suspects(ifc, source, audit.suspects["index"].head(MAX_EXPLAINED).tolist(), damping)
+    build_report(
+        path,
+        title=title or f"Labels of {source.spec}",
+        audit=audit,
+        calibration=calibration,
+        complexity=complexity,
+        explanations=explanations,
+        previews=dict(zip(previewed, source.preview(previewed), strict=True)),
+        class_names=run.class_names(source),
+        provenance=current_provenance(
+            run=run.path, model=run.model, weights=run.weights, data=source.spec, seed=ifc.settings.seed
+        ),
+        coverage=ifc.coverage,
+        max_previews=MAX_PREVIEWS,
     )
+
+
+def explain_suspects(
+    ifc: IFComp, training: Source, suspects: Sequence[int], damping: Damping
+) -> dict[int, tuple[TrainingExample, ...]]:
+    """Return the training examples that most support and most contradict the label of each suspect, strongest first.
+
+    Args:
+        ifc: Predictor fitted on the training data.
+        training: The training data.
+        suspects: Positions in the training data.
+        damping: Damping of the audit.
+    """
+    from ifcomp.report import TrainingExample
+
+    if not suspects:
+        return {}
+    try:
+        x, y = select_examples(training, suspects)
+    except DataError as error:
+        warnings.warn(f"The report does not explain suspects: {error}", stacklevel=2)
+        return {}
+    explanation = ifc.explain(x, y, training.batches(), k=EXAMPLES_PER_SIDE, positions=suspects, damping=damping)
+    indices = sorted({int(index) for index in explanation.frame["index"]})
+    previews = dict(zip(indices, training.preview(indices), strict=True))
+    return {
+        suspect: tuple(
+            TrainingExample(row["index"], row["effect"], row["label"], previews[row["index"]])
+            for row in explanation.of(query).to_dict("records")
+        )
+        for query, suspect in enumerate(suspects)
+    }
+
+
+def select_examples(source: Source, positions: Sequence[int]) -> tuple[Any, Tensor]:
+    """Return inputs and labels of the examples at the given positions, in that order. One pass over the data.
+
+    Raises:
+        DataError: If the inputs have different shapes, such as texts of different lengths.
+    """
+    import torch
+
+    from ifcomp.data.batches import as_batches
+
+    selected: dict[int, tuple[Any, Tensor]] = {}
+    for batch in as_batches(source.batches()):
+        for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
+            example = batch.select(slice(position - batch.position, position - batch.position + 1))
+            assert example.labels is not None
+            selected[position] = example.kwargs or example.args[0], example.labels
+    inputs, labels = zip(*(selected[position] for position in positions), strict=True)
+    try:
+        if isinstance(inputs[0], dict):
+            return {key: torch.cat([item[key] for item in inputs]) for key in inputs[0]}, torch.cat(labels)
+        return torch.cat(inputs), torch.cat(labels)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"inputs of '{source.spec}' have different shapes ({str(error).rstrip('.')}).") from error

@@ -1,4 +1,4 @@
-"""``ifcomp reproduce``: a table or figure of the paper, made again."""
+"""``ifcomp reproduce``: reproduce a table or figure of the paper."""
 
 from __future__ import annotations
 
@@ -9,64 +9,63 @@ from typing import Annotated, Any
 
 import typer
 
-from ifcomp.cli.command import command
 from ifcomp.cli.output import Outcome, paragraph
 from ifcomp.errors import MissingPackageError
 
 EPILOG = "[bold]Example:[/bold] ifcomp reproduce ood --preset digits --out results"
 
 
-@command
 def reproduce(
     name: Annotated[
         str,
         typer.Argument(
             metavar="NAME",
-            help="The study: ood, mislabel, ...; 'list' shows them, 'all' runs those that have the preset.",
+            help="The study, such as ood or mislabel; 'list' lists them, 'all' runs all that have the preset.",
         ),
     ],
     preset: Annotated[
         str,
         typer.Option(
-            help="Its size: digits (seconds), mnist (minutes), cifar10 or cifar10-resnet56 (hours), paper (days, GPUs)."
+            help="Size of the study: digits (seconds), mnist (minutes), cifar10 or cifar10-resnet56 (hours), paper "
+            "(days, GPUs)."
         ),
     ] = "digits",
     out: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Where results go.", show_default="docs/results of the checkout"),
+        typer.Option(metavar="FOLDER", help="Folder of the results.", show_default="docs/results of the checkout"),
     ] = None,
     plot_only: Annotated[
-        bool, typer.Option("--plot-only", help="Make table and plot from the numbers that are there; run nothing.")
+        bool, typer.Option("--plot-only", help="Only build table and plot from existing results.")
     ] = False,
 ) -> Outcome:
-    """Make a table or figure of the paper again, and put our numbers beside the paper's.
+    """Reproduce a table or figure of the paper, with the paper's numbers beside ours.
 
-    Works in a checkout of the project. Real data is read from the folder that IFCOMP_DATA names, networks are kept in
-    the one that IFCOMP_CACHE names. A run that was stopped goes on where it was.
+    Needs a checkout of the repository. Data is read from the folder in IFCOMP_DATA, trained networks are stored in the
+    folder in IFCOMP_CACHE. An interrupted study resumes when the command is repeated.
     """
-    experiments = _experiments()
+    experiments = _import_experiments()
     if name == "list":
-        rows = {study.name: study.title for study in experiments.STUDIES.values()}
-        return Outcome({"studies": rows}, [paragraph(f"{key}: {title}") for key, title in rows.items()])
+        titles = {study.name: study.title for study in experiments.STUDIES.values()}
+        return Outcome({"studies": titles}, [paragraph(f"{key}: {title}") for key, title in titles.items()])
     import torch
 
-    torch.set_num_threads(1)  # results do not depend on the machine's cores
+    torch.set_num_threads(1)  # results do not depend on the number of cores
     folder = experiments.RESULTS if out is None else Path(out)
-    having = [study.name for study in experiments.STUDIES.values() if preset in study.presets]
-    names = having if name == "all" and having else [name]
+    with_preset = [study.name for study in experiments.STUDIES.values() if preset in study.presets]
+    names = with_preset if name == "all" and with_preset else [name]
     written: dict[str, str] = {}
     try:
         for study in names:
             written |= experiments.reproduce(study, preset, folder, plot_only=plot_only)
-    except KeyboardInterrupt as stopped:
-        stopped.add_note("Give the same command again to go on with the steps that are left.")
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("Repeat the command to run the remaining steps.")
         raise
     tables = [paragraph((folder / study / preset / "table.md").read_text()) for study in names]
     return Outcome({"study": name, "preset": preset}, tables, written)
 
 
-def _experiments() -> Any:
-    """The package of experiments, which is in the checkout but not in what pip installs."""
+def _import_experiments() -> Any:
+    """Import ``experiments.reproduce``, which is in the checkout but not in the installed package."""
     import ifcomp
 
     for root in (Path.cwd(), Path(ifcomp.__file__).parents[2]):
@@ -75,5 +74,5 @@ def _experiments() -> Any:
             return import_module("experiments.reproduce")
     raise MissingPackageError(
         "The experiments are not part of the installed package, and there is no folder 'experiments' here. Run this "
-        "command in a checkout of the project."
+        "command in a checkout of the repository."
     )

@@ -1,13 +1,13 @@
-"""``ifcomp score``: a table with one row an example."""
+"""``ifcomp score``: a table of all scores, one row per example."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.command import command
 from ifcomp.cli.output import TABLE_SUFFIXES, Outcome, check_target, paragraph, table, write_table
 
 if TYPE_CHECKING:
@@ -15,53 +15,56 @@ if TYPE_CHECKING:
 
 EPILOG = "[bold]Example:[/bold] ifcomp score run.ifcomp npz:new.npz --out scores.parquet"
 
-#: Columns that are summed up on the terminal.
+#: Columns that are summarised on the terminal.
 SUMMARISED = ("confidence", "surprise", "parametric_complexity", "error", "stochastic_complexity")
 
 
-@command
 def score(
-    run: options.Run,
-    model: options.ModelChoice,
-    reading: options.DataChoice,
+    path: options.RunPath,
+    model: options.ModelOptions,
+    reading: options.DataOptions,
     data: Annotated[
         str | None,
-        typer.Argument(metavar="DATA", help=f"What to score: {options.DATA_FORM}.", show_default="the training data"),
+        typer.Argument(
+            metavar="DATA",
+            help=f"Data to score: {options.DATA_FORM}.",
+            show_default="the training data of the run",
+        ),
     ] = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Table, .parquet or .csv.")] = "scores.parquet",
+    out: Annotated[str, typer.Option(metavar="FILE", help="Table of scores: .parquet or .csv.")] = "scores.parquet",
     seen: Annotated[
         bool | None,
         typer.Option(
             "--seen/--unseen",
             help="Whether the model was trained on these labels.",
-            show_default="seen if it is the training data of the run",
+            show_default="seen for the training data of the run",
         ),
     ] = None,
     alpha: options.Alpha = 1.0,
     probes: options.Probes = None,
     linearized: Annotated[
-        bool, typer.Option("--linearized", help="Complexity to first order, as in the paper; the order is the same.")
+        bool,
+        typer.Option("--linearized", help="Compute complexity to first order, as in the paper; same ranking."),
     ] = False,
     damping: options.DampingText = None,
     max_memory: options.MaxMemory = None,
     checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
-    """Score data: prediction, confidence, surprise, complexity, and of labels error and regret.
+    """Score data: prediction, confidence, surprise and complexity; error and regret if there are labels.
 
-    Larger = more surprising, more suspicious; codelengths are in nats.
+    Larger = more surprising, more suspicious. Codelengths are in nats.
     """
-    from ifcomp.cli.opened import find_run
-    from ifcomp.cli.resuming import resumable
+    from ifcomp.cli.run import open_run, resumable
     from ifcomp.scoring import ScoreOptions
 
     check_target(out, TABLE_SUFFIXES)
-    chosen_damping = options.damping(damping)
-    opened = find_run(run, model)
-    was_seen = opened.is_training_data(data) if seen is None else seen
-    ScoreOptions(was_seen, alpha, linearized, probes)
+    chosen_damping = options.parse_damping(damping, None)
+    run = open_run(path, model)
+    was_seen = run.is_training_data(data) if seen is None else seen
+    ScoreOptions(was_seen, alpha, linearized, probes)  # checks the settings before any work is done
     with resumable(checkpoint_every, out) as checkpoint:
-        source = opened.source(data, reading)
-        scores = opened.predictor(source).score(
+        source = run.open_data(data, reading)
+        scores = run.load_predictor(source).score(
             source.batches(),
             seen=was_seen,
             alpha=alpha,
@@ -72,22 +75,27 @@ def score(
             checkpoint=checkpoint,
         )
         write_table(out, scores.frame, scores.descriptions, scores.settings, source)
-    facts = {"run": run, "data": source.spec, "examples": len(scores), "settings": dict(scores.settings)}
-    facts |= {"summary": summary(scores)}
-    next_steps = {f"ifcomp audit {run}": "which training labels are wrong"}
+    facts = {
+        "run": path,
+        "data": source.spec,
+        "examples": len(scores),
+        "settings": dict(scores.settings),
+        "summary": summary(scores),
+    }
+    next_steps = {f"ifcomp audit {path}": "find wrong training labels"}
     if not was_seen:
-        next_steps = {f"ifcomp ood {run} {data}": "which of these inputs are unlike the training data"}
+        next_steps = {f"ifcomp ood {path} {data}": "find inputs unlike the training data"}
     return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, next_steps)
 
 
-def summary(scores: ScoreTable) -> dict[str, dict[str, Any]]:
-    """Median, 95th percentile and largest value of the main columns."""
+def summary(scores: ScoreTable) -> dict[str, dict[str, float]]:
+    """Return median, 95th percentile and maximum of the columns in `SUMMARISED`."""
     frame = scores.frame[[name for name in SUMMARISED if name in scores.frame]]
-    found = frame.quantile([0.5, 0.95, 1.0])
-    return {str(name): dict(zip(("median", "p95", "largest"), found[name], strict=True)) for name in found}
+    quantiles = frame.quantile([0.5, 0.95, 1.0])
+    return {str(name): dict(zip(("median", "p95", "largest"), quantiles[name], strict=True)) for name in quantiles}
 
 
-def _shown(scores: ScoreTable, spec: str) -> list[Any]:
+def _shown(scores: ScoreTable, spec: str) -> list[RenderableType]:
     rows = [(name, *(f"{value:.4g}" for value in values.values())) for name, values in summary(scores).items()]
     return [
         paragraph(f"Scored {len(scores):,} examples of {spec}. Larger = more surprising; codelengths in nats."),

@@ -1,1 +1,1 @@
-"""Good neighbours: the packages that people use already, one file each. Import what you need from its own file."""
+"""Adapters for other packages, one module per package. Import the module of the package that you use."""

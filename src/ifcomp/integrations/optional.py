@@ -1,4 +1,4 @@
-"""Optional packages: how to install one is said where its import fails."""
+"""Import errors of optional packages that name the extra to install."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ifcomp.errors import MissingPackageError
 
 
 @contextmanager
-def needs(package: str, extra: str) -> Iterator[None]:
-    """Turn a failing import of a package inside the context into MissingPackageError.
+def requires_package(package: str, extra: str) -> Iterator[None]:
+    """Convert a failed import inside the context to MissingPackageError.
 
     Args:
-        package: As it is called by its users.
-        extra: The extra of this library that installs it.
+        package: Name of the package.
+        extra: Extra of ifcomp that installs the package.
     """
     try:
         yield
-    except (ImportError, RuntimeError) as error:  # torchvision raises the second where it does not fit torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise MissingPackageError(
             f'{package} cannot be imported ({error}). Install it with: pip install "ifcomp[{extra}]"'
         ) from error

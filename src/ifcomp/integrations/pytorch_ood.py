@@ -1,6 +1,6 @@
-"""A detector for pytorch-ood: put `IFCompDetector` into its benchmarks, metrics and searches beside any other.
+"""`IFCompDetector`: a detector for the benchmarks, metrics and searches of pytorch-ood.
 
-Larger = more out-of-distribution, in pytorch-ood as here.
+Larger scores = more out-of-distribution, as in pytorch-ood.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ifcomp.curvature.factors import Damping, Relative
-from ifcomp.integrations.optional import needs
+from ifcomp.integrations.optional import requires_package
 from ifcomp.predictor import IFComp
 from ifcomp.tasks.ood import OOD_DAMPING
 
-with needs("pytorch-ood", "ood"):
+with requires_package("pytorch-ood", "ood"):
     from pytorch_ood.api import (
         DetectorInfo,
         GradientDetector,
@@ -29,21 +29,21 @@ with needs("pytorch-ood", "ood"):
 
 
 class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has no type information
-    """Outlier score: bounded complexity in nats, from 0 to log K; larger = more surprising.
+    """Outlier detector whose score is bounded complexity in nats, from 0 to log K; larger = more surprising.
 
-    With probes it is the paper's parametric complexity ``log(1 + E[IF] / n)`` (eq. ifcomp_par), with ``capped`` that of
-    hindsight probabilities capped at 1.
+    With ``probes`` the score is parametric complexity ``log(1 + E[IF] / n)`` (eq. ifcomp_par); with ``capped`` it is
+    parametric complexity with hindsight probabilities capped at 1.
 
     Example:
         >>> detector = IFCompDetector(model).fit(train_loader)
         >>> benchmark.evaluate(detector, loader_kwargs={"batch_size": 128})
 
     Attributes:
-        model: The classifier. It is scored in eval mode and comes back as it was.
-        beta: Inverse temperature; a change takes effect with the next `fit`.
-        damping: Small by default, since small eigenvalues carry the signal; see `ifcomp.tasks.ood.OOD_DAMPING`.
-        probes: Random directions instead of all labels, or None.
-        capped: Alpha of capped hindsight probabilities, or None.
+        model: Classifier. It is evaluated in eval mode and not modified.
+        beta: Inverse temperature; a change takes effect at the next `fit`.
+        damping: Damping of the scores; see `ifcomp.tasks.ood.OOD_DAMPING`.
+        probes: Number of probes, or None for all labels.
+        capped: Alpha of capped complexity, or None.
     """
 
     info: ClassVar[DetectorInfo] = DetectorInfo(
@@ -71,14 +71,15 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         capped: float | None = None,
         **options: Any,
     ) -> None:
-        """Take stock of a model; wrong settings are refused here.
+        """Inspect the model and check the settings. The model is not modified.
 
         Args:
-            model: Returns logits [B, K].
+            model: Classifier that returns logits [B, K].
             beta: Inverse temperature.
-            damping: Added to the curvature before it is inverted.
-            probes: Estimate the score from so many random directions: 1 + 2 probes forward passes instead of 1 + 2K.
-            capped: Score by parametric complexity with hindsight probabilities capped at 1, with this alpha.
+            damping: Damping of the curvature.
+            probes: Estimate the score from this number of probes; the cost is 1 + 2 probes forward passes instead of
+                1 + 2K.
+            capped: Use capped complexity with this alpha as score.
             options: Further arguments of `IFComp`, such as ``layers``, ``sua``, ``fisher`` and ``seed``.
 
         Raises:
@@ -95,15 +96,15 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         self._ifc = self._unfitted()
 
     def fit(self, data_loader: DataLoader[Any]) -> Self:
-        """Estimate the curvature in two passes over training data; examples with labels below 0 (OOD) are left out."""
+        """Estimate the curvature in two passes over the training data. Negative labels (OOD) are skipped."""
         self._ifc = self._unfitted().fit(_InDistribution(data_loader))
         return self
 
     def predict(self, x: Tensor) -> Tensor:
-        """Outlier scores [B] of inputs [B, ...] in nats; larger = more surprising.
+        """Return the outlier scores [B] of inputs [B, ...] in nats; larger = more surprising.
 
         Raises:
-            RequiresFittingException: Before `fit`.
+            RequiresFittingException: If `fit` was not called.
         """
         if self._ifc.factors is None:
             raise RequiresFittingException
@@ -117,7 +118,7 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
 
 
 class _InDistribution:
-    """The batches of a loader without the examples that pytorch-ood marks as OOD; starts anew each time."""
+    """Re-iterable over the batches of a loader without the examples that pytorch-ood marks as OOD."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader

@@ -1,6 +1,6 @@
-"""A classifier for scikit-learn: trains a small network, or takes a trained one, and predicts with pNML.
+"""`IFCompClassifier`: a scikit-learn classifier that predicts with the pNML distribution.
 
-It goes where classifiers go: pipelines, cross-validation, searches, calibration.
+It trains a small network or uses a trained one, and works in pipelines, cross-validation, searches and calibration.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ifcomp.errors import LabelError, SettingError
 from ifcomp.predictor import IFComp
 from ifcomp.scores import ScoreTable
 
-#: Examples that go through the network together when it is scored; the result does not depend on it.
-_SCORED_AT_ONCE = 1024
+#: Batch size of fits and scores. Results do not depend on it.
+_BATCH_SIZE = 1024
 
 
 def multilayer_perceptron(features: int, classes: int) -> nn.Module:
-    """Two hidden layers of 64 units with ReLU: what `IFCompClassifier` trains if it is given nothing else."""
+    """Build the default network of `IFCompClassifier`: two hidden layers of 64 units with ReLU."""
     return nn.Sequential(*(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, classes))
 
 
@@ -45,10 +45,10 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         >>> model[-1].surprise(model[:-1].transform(X_new))    # 1 = like a training example
 
     Attributes:
-        classes_: The labels, in the order of the columns of `predict_proba`.
-        network_: The trained network, in float64 unless it was given.
-        ifc_: The fitted `IFComp`; its inputs are standardised if the network was trained here.
-        scaler_: Standardises features, or None for a network that was given.
+        classes_: Labels in the order of the columns of `predict_proba`.
+        network_: Trained network; in float64 if trained by `fit`.
+        ifc_: Fitted `IFComp`. Its inputs are standardised if the network was trained by `fit`.
+        scaler_: Scaler of the features; None if a trained network was given.
         n_features_in_: Number of features.
     """
 
@@ -68,25 +68,26 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         random_state: int | np.random.RandomState | None = 0,
         verbose: bool = False,
     ) -> None:
-        """Keep the settings; they are checked by `fit`.
+        """Store the settings; `fit` checks them.
 
         Args:
-            module: Makes a network from the number of features and of classes; None is `multilayer_perceptron`. Or a
-                trained network, whose logits are in the order of the sorted labels: it is not trained further, and
-                gets the features as they are.
-            epochs: Passes over the data in training.
-            lr: Learning rate of Adam.
-            weight_decay: Decoupled weight decay (AdamW).
-            batch_size: Most examples in a training step.
+            module: Function that builds a network from the numbers of features and classes; None is
+                `multilayer_perceptron`. Or a trained network with logits in the order of the sorted labels: it is not
+                trained further, and its inputs are not standardised.
+            epochs: Number of training epochs.
+            lr: Learning rate of AdamW.
+            weight_decay: Weight decay of AdamW.
+            batch_size: Largest number of examples per training step.
             beta: Inverse temperature of curvature and probabilities.
-            alpha: Weight of an example beside a training example in `predict_proba`; 0 gives the network's own
-                probabilities at beta. Search it on a wide grid by ``neg_log_loss``, such as ``np.logspace(-6, 0, 7)``:
-                small data sets and large networks want little. Held-out NLL (3 folds, default settings) at 0 and at
-                1e-4: iris 0.145 and 0.145, wine 0.045 and 0.047, breast cancer 0.269 and 0.199, digits 0.100 and 0.085.
-            damping: How far the hindsight model may move; None is the default of `IFComp`.
-            fisher: Labels that the curvature is estimated with: "exact", "sampled" or "empirical".
-            keep_argmax: Spread the doubt evenly over classes, so that `predict` is the network's own class.
-            random_state: Seed of initial weights, order of the data and sampled labels.
+            alpha: Weight of an example relative to one training example in `predict_proba`; 0 gives the probabilities
+                of the network at beta. Search it on a wide grid by ``neg_log_loss``, such as ``np.logspace(-6, 0, 7)``:
+                small data sets and large networks need small values. Held-out NLL (3 folds, default settings) at 0 and
+                at 1e-4: iris 0.145 and 0.145, wine 0.045 and 0.047, breast cancer 0.269 and 0.199, digits 0.100 and
+                0.085.
+            damping: Damping of the curvature; None is the default of `IFComp`.
+            fisher: Labels of the Fisher: "exact", "sampled" or "empirical".
+            keep_argmax: Spread the added probability evenly over classes, so that `predict` keeps the argmax.
+            random_state: Seed of the initial weights, the order of the data and the sampled labels.
             verbose: Show progress bars of the curvature.
         """
         self.module = module
@@ -107,7 +108,7 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
         Args:
             X: Features [N, D].
-            y: Labels [N] of any type that scikit-learn sorts: numbers, strings, booleans.
+            y: Labels [N]: numbers, strings or booleans.
         """
         self._check_settings()
         features, targets = validate_data(self, X, y, dtype=np.float64)
@@ -121,47 +122,47 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             self.scaler_, self.network_ = None, self.module
         else:
             self.scaler_ = StandardScaler().fit(features)
-            self.network_ = self._trained(torch.from_numpy(self.scaler_.transform(features)), labels, seed)
+            self.network_ = self._train_network(torch.from_numpy(self.scaler_.transform(features)), labels, seed)
         ifc = IFComp(self.network_, self.beta, fisher=self.fisher, seed=seed)
         factors = ifc.fit(_batches(self._inputs(features), labels), progress=self.verbose).factors
         if factors is not None and factors.num_classes != len(self.classes_):
             raise LabelError(
                 f"The network has {factors.num_classes} logits, but y has {len(self.classes_)} classes. "
-                "Give examples of every class that the network knows, and of no other."
+                "Give examples of exactly the classes of the network."
             )
         self.ifc_ = ifc
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """The pNML distribution over `classes_`, [N, K]."""
-        inputs = self._checked(X)
+        """Return the pNML distribution over `classes_`, [N, K]."""
+        inputs = self._validated_inputs(X)
         parts = [
             self.ifc_.predict_proba(part, self.alpha, keep_argmax=self.keep_argmax, damping=self.damping)
-            for part in inputs.split(_SCORED_AT_ONCE)
+            for part in inputs.split(_BATCH_SIZE)
         ]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
-        """The most probable label of `predict_proba`, [N]."""
+        """Return the most probable label, [N]."""
         indices = self.predict_proba(X).argmax(1)
         return np.asarray(self.classes_[indices])
 
     def complexity(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """Parametric complexity ``log(1 + E[IF] / n)`` in nats, [N]; larger = more surprising."""
+        """Return the parametric complexity ``log(1 + E[IF] / n)`` in nats, [N]; larger = more surprising."""
         return self.table(X).column("parametric_complexity")
 
     def surprise(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """Expected influence over its mean on training data, [N]; 1 = like a training example, larger = stranger."""
+        """Return E[IF] relative to its mean on the training data, [N]; larger = more surprising."""
         return self.table(X).column("surprise")
 
     def table(self, X: ArrayLike, y: ArrayLike | None = None) -> ScoreTable:  # noqa: N803
-        """All scores, one row an example: what `ifcomp.tasks` works with, such as ``audit_labels``.
+        """Return all scores, one row per example, for the functions of `ifcomp.tasks` such as ``audit_labels``.
 
         Args:
             X: Features [N, D].
-            y: Labels [N] that the network was trained on, or None. Labels in the table are positions in `classes_`.
+            y: Training labels [N], or None. Labels in the table are positions in `classes_`.
         """
-        inputs = self._checked(X)
+        inputs = self._validated_inputs(X)
         labels = None if y is None else torch.tensor(self._codes(np.asarray(y), len(inputs)))
         return self.ifc_.score(_batches(inputs, labels), damping=self.damping, progress=self.verbose)
 
@@ -181,14 +182,14 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                 f"multilayer perceptron, but is {self.module!r}."
             )
 
-    def _trained(self, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
-        """A new network, trained on standardised features [N, D] in float64."""
+    def _train_network(self, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
+        """Build a network and train it on standardised features [N, D] in float64."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             make = multilayer_perceptron if self.module is None else self.module
             network = make(inputs.shape[1], len(self.classes_)).double().train()
             optimizer = torch.optim.AdamW(network.parameters(), self.lr, weight_decay=self.weight_decay)
-            steps = math.ceil(len(inputs) / self.batch_size)  # of equal size: no step with a single example
+            steps = math.ceil(len(inputs) / self.batch_size)  # equal sizes avoid a last step with a single example
             for _ in range(self.epochs):
                 for rows in torch.randperm(len(inputs)).tensor_split(steps):
                     optimizer.zero_grad()
@@ -196,25 +197,25 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                     optimizer.step()
         return network.eval()
 
-    def _checked(self, X: ArrayLike) -> Tensor:  # noqa: N803
+    def _validated_inputs(self, X: ArrayLike) -> Tensor:  # noqa: N803
         check_is_fitted(self)
         return self._inputs(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _inputs(self, features: NDArray[np.float64]) -> Tensor:
-        """What the network gets, in its own precision."""
+        """Return the inputs of the network, standardised if it was trained by `fit`, in the dtype of the network."""
         values = features if self.scaler_ is None else self.scaler_.transform(features)
         return torch.tensor(values, dtype=next(self.network_.parameters()).dtype)
 
     def _codes(self, y: NDArray[Any], size: int) -> NDArray[np.int64]:
-        """Positions of labels in `classes_`."""
+        """Return the positions of labels in `classes_`."""
         if y.shape != (size,):
             raise LabelError(f"There are {size} examples, but the labels have shape {y.shape}.")
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise LabelError(f"y has labels that fit did not see: {unknown[:5]}. There are: {self.classes_}.")
+            raise LabelError(f"y has labels that fit did not see: {unknown[:5]}. The known labels are {self.classes_}.")
         return np.searchsorted(self.classes_, y).astype(np.int64)
 
 
 def _batches(inputs: Tensor, labels: Tensor | None) -> list[tuple[Tensor, ...]]:
     columns = [inputs] if labels is None else [inputs, labels]
-    return list(zip(*(column.split(_SCORED_AT_ONCE) for column in columns), strict=True))
+    return list(zip(*(column.split(_BATCH_SIZE) for column in columns), strict=True))

@@ -1,7 +1,7 @@
-"""The ground truth that IF-COMP approximates: hindsight models by training, for a few examples.
+"""Ground truth of IF-COMP: hindsight models obtained by training, for a few examples.
 
-`hindsight` trains on the Boltzmann proximal Bregman objective, `unrestricted_refit` without its proximal terms. Nothing
-here uses the curvature or the influence of this library, so that agreement with them is evidence.
+`hindsight` trains on the Boltzmann proximal Bregman objective; `unrestricted_refit` trains without its proximal terms.
+The package does not use the curvature or the influence code, so it is an independent check of both.
 """
 
 from ifcomp.oracle.hindsight import hindsight

@@ -1,4 +1,4 @@
-"""A model as a function of one flat vector of its trainable parameters, and training inputs that can be picked from."""
+"""The model as a function of one flat parameter vector, and training inputs that can be indexed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.func import functional_call
 from ifcomp.data.batches import Batch, as_batches, check_data, check_inputs
 from ifcomp.errors import EmptyDataError, ModelError
 
-#: Examples that go through the model at once.
-PIECE = 256
+#: Number of examples per forward pass.
+MICROBATCH = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Network:
     """The model at weights ``theta`` [P]: trainable parameters in the order of ``model.named_parameters()``.
 
     Attributes:
-        model: In eval mode; its own parameters and buffers are never written to.
+        model: Model in eval mode. Its parameters and buffers are not modified.
         beta: Inverse temperature.
     """
 
@@ -32,16 +32,16 @@ class Network:
     beta: float
 
     def __post_init__(self) -> None:
-        """Refuse a model without anything to train."""
+        """Raise ModelError if the model has no trainable parameter."""
         if not self._parameters():
-            raise ModelError("The model has no trainable parameter: set requires_grad on what may move in hindsight.")
+            raise ModelError("The model has no trainable parameter: set requires_grad on the parameters to optimise.")
 
     def base(self) -> Tensor:
-        """The fitted weights theta_0, [P]."""
+        """Return the fitted weights theta_0, [P]."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters().values()])
 
     def log_probabilities(self, theta: Tensor, batch: Batch) -> Tensor:
-        """``log softmax(beta f_theta(x))``, [B, K] in float64."""
+        """Return ``log softmax(beta f_theta(x))``, [B, K] in float64."""
         parameters = self._parameters()
         values = theta.split([parameter.numel() for parameter in parameters.values()])
         state = {
@@ -58,78 +58,78 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class TrainingInputs:
     """Training inputs, numbered 0 ... n-1 in the order of the data.
 
     Attributes:
-        pools: Inputs of equal shape put together, so that any choice of examples makes few batches.
+        groups: Inputs, concatenated where shapes are equal, so that any subset needs few batches.
     """
 
-    pools: tuple[Batch, ...]
+    groups: tuple[Batch, ...]
 
     @property
     def count(self) -> int:
-        """The number of examples n."""
-        return sum(pool.size for pool in self.pools)
+        """Number of examples n."""
+        return sum(group.size for group in self.groups)
 
-    def pieces(self, device: torch.device, chosen: Tensor | None = None) -> Iterator[Batch]:
-        """The examples where ``chosen`` [n] is true (all if None), in order, in batches that fit in memory."""
-        parts = [None] * len(self.pools) if chosen is None else chosen.split([pool.size for pool in self.pools])
-        for pool, part in zip(self.pools, parts, strict=True):
-            picked = pool if part is None else pool.select(part.nonzero().squeeze(1))
-            yield from (piece.to(device) for piece in picked.split(PIECE) if piece.size)
+    def microbatches(self, device: torch.device, mask: Tensor | None = None) -> Iterator[Batch]:
+        """Yield the examples where ``mask`` [n] is true (all if None), in order, in batches of `MICROBATCH`."""
+        masks = [None] * len(self.groups) if mask is None else mask.split([group.size for group in self.groups])
+        for group, group_mask in zip(self.groups, masks, strict=True):
+            selected = group if group_mask is None else group.select(group_mask.nonzero().squeeze(1))
+            yield from (microbatch.to(device) for microbatch in selected.split(MICROBATCH) if microbatch.size)
 
     def digest(self) -> str:
-        """SHA-256 of all inputs and labels."""
-        return digest(*(value for pool in self.pools for value in (*inputs_of(pool), pool.labels)))
+        """Return the SHA-256 of all inputs and labels."""
+        return digest(*(value for group in self.groups for value in (*inputs_of(group), group.labels)))
 
 
-def collect(data: Iterable[Any]) -> Points:
-    """Read training data into memory, with labels if it has any.
+def collect(data: Iterable[Any]) -> TrainingInputs:
+    """Read training data into memory, with labels if present.
 
     Raises:
-        DataError: If the data is not batches, or empty.
+        DataError: If the data is empty or is not an iterable of batches.
     """
     check_data(data)
     batches = list(as_batches(data))
     if not batches:
-        raise EmptyDataError("The oracle needs training data to stay close to, but it is empty.")
+        raise EmptyDataError("The oracle needs training data, but it is empty.")
     for batch in batches:
         check_inputs(batch)
     return join(batches)
 
 
-def join(batches: Iterable[Batch]) -> Points:
-    """Put neighbouring batches together where shapes allow."""
-    return Points(tuple(_joined(list(group)) for _, group in itertools.groupby(batches, _kind)))
+def join(batches: Iterable[Batch]) -> TrainingInputs:
+    """Concatenate consecutive batches of equal shapes."""
+    return TrainingInputs(tuple(_concatenate(list(group)) for _, group in itertools.groupby(batches, _group_key)))
 
 
 def digest_model(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers, and of which are trainable."""
+    """Return the SHA-256 of all parameters, buffers and ``requires_grad`` flags."""
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     return digest(*(part for name, value in tensors for part in (name, value.requires_grad, value)))
 
 
 def inputs_of(batch: Batch) -> list[Any]:
-    """All inputs of a batch, with the names of keyword ones."""
+    """Return all inputs of a batch; keyword inputs are preceded by their names."""
     return [*batch.args, *(part for item in sorted(batch.kwargs.items()) for part in item)]
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 of tensors (type, shape and bytes) and of whatever else by its ``repr``."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of tensors (dtype, shape and bytes) and of the ``repr`` of other values."""
+    sha = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
             value = part.detach().cpu().contiguous()
-            found.update(f"{value.dtype} {list(value.shape)} ".encode())
-            found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+            sha.update(f"{value.dtype} {list(value.shape)} ".encode())
+            sha.update(value.reshape(-1).view(torch.uint8).numpy().data)
         else:
-            found.update(f"{part!r} ".encode())
-    return found.hexdigest()
+            sha.update(f"{part!r} ".encode())
+    return sha.hexdigest()
 
 
-def _kind(batch: Batch) -> Hashable:
-    """Equal for batches that can be joined; a batch with anything but tensors of B examples stays alone."""
+def _group_key(batch: Batch) -> Hashable:
+    """Return a key that is equal for batches that can be concatenated; it is unique for other inputs than tensors."""
     values = [*batch.args, *batch.kwargs.values()]
     if not all(isinstance(value, Tensor) and value.dim() and len(value) == batch.size for value in values):
         return id(batch)
@@ -137,7 +137,7 @@ def _kind(batch: Batch) -> Hashable:
     return len(batch.args), tuple(batch.kwargs), labels, tuple((value.shape[1:], value.dtype) for value in values)
 
 
-def _joined(batches: list[Batch]) -> Batch:
+def _concatenate(batches: list[Batch]) -> Batch:
     first = batches[0]
     if len(batches) == 1:
         return first

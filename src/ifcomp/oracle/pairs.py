@@ -1,4 +1,4 @@
-"""Pairs of an example and a label: trained one after another, and kept in a file that a stopped run goes on from."""
+"""Training of all pairs of an example and a label, and the file from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ifcomp.progress import track
 
 @dataclass(frozen=True)
 class Pair:
-    """One example with one label; the fields are those of `Hindsight`."""
+    """Result for one example and one label; the fields are those of `Hindsight`."""
 
     log_probability: float
     log_base: float
@@ -31,32 +31,32 @@ class Pair:
 
 
 class PairFile:
-    """Pairs on disk, one JSON object a line, each with the key of what it was trained from.
+    """JSON Lines file of pairs. The key of a pair is a digest of the model, data, settings and example.
 
-    The file is written anew after each pair and is whole at any time. Pairs with other keys stay in it.
+    The file is rewritten atomically after each pair. Pairs with other keys are preserved.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the file if it is there, and make sure that it can be written.
+        """Read the file if it exists, and check that it can be written.
 
         Raises:
-            StorageError: If the file is not of this kind, or its folder cannot be written.
+            StorageError: If the file has another format, or its folder is not writable.
         """
         self._path = Path(path)
         self._pairs: dict[tuple[str, int], Pair] = {}
-        for number, line in enumerate(_lines(self._path), 1):
+        for index, line in enumerate(_lines(self._path), 1):
             try:
-                key, label, pair = _parsed(line)
+                key, label, pair = _parse(line)
                 self._pairs[key, label] = pair
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise StorageError(
-                    f"Line {number} of '{path}' is not a result of hindsight training ({error!r}). Give another file, "
+                    f"Line {index} of '{path}' is not a result of hindsight training ({error!r}). Give another file, "
                     "or remove the line."
                 ) from error
         self._write()
 
     def get(self, key: str, label: int) -> Pair | None:
-        """The stored pair, if there is one."""
+        """Return the stored pair, or None."""
         return self._pairs.get((key, label))
 
     def add(self, key: str, label: int, pair: Pair) -> None:
@@ -79,14 +79,16 @@ def _lines(path: Path) -> list[str]:
         raise StorageError(f"Cannot read results of hindsight training from '{path}' ({error}).") from error
 
 
-def _parsed(line: str) -> tuple[str, int, Pair]:
-    """The key, label and pair of a line; numbers that are null are NaN."""
+def _parse(line: str) -> tuple[str, int, Pair]:
+    """Return key, label and pair of a line; null stands for NaN."""
     content: Any = parse_json(line)
     content |= {name: math.nan for name, value in content.items() if value is None}
     key, label, pair = content.pop("key"), content.pop("label"), Pair(**content)
-    kinds: list[tuple[Any, Any]] = [(key, str), (label, int), (pair.iterations, int), (pair.converged, bool)]
-    kinds += [(getattr(pair, name), int | float) for name in ("log_probability", "log_base", "criterion", "gradient")]
-    wrong = [value for value, kind in kinds if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)]
+    types: list[tuple[Any, Any]] = [(key, str), (label, int), (pair.iterations, int), (pair.converged, bool)]
+    types += [(getattr(pair, name), int | float) for name in ("log_probability", "log_base", "criterion", "gradient")]
+    wrong = [
+        value for value, type_ in types if not isinstance(value, type_) or isinstance(value, bool) != (type_ is bool)
+    ]
     if wrong or max(map(abs, (label, pair.iterations))) >= 2**63:
         raise TypeError("an entry has the wrong type")
     return key, label, pair
@@ -98,30 +100,33 @@ def train_pairs(
     train: Callable[[Batch, int], Pair],
     *,
     run: str,
-    most: int,
+    max_iterations: int,
     store: PairFile | None,
     progress: bool | None,
 ) -> list[dict[int, Pair]]:
-    """Train every example with every label; for each example its pairs by label.
+    """Train every example with every label.
 
     Args:
-        examples: Batches of one.
-        labels: Of all examples.
-        train: From an example and a label to what training finds.
+        examples: Batches of one example.
+        labels: Labels to train with, the same for all examples.
+        train: Function that trains one example with one label.
         run: Digest of everything else that the result depends on.
-        most: Steps that are allowed. A stored pair that neither converged nor used as many is trained again.
-        store: Where pairs are kept; None keeps nothing.
+        max_iterations: Limit of steps. A stored pair that has not converged within fewer steps is trained again.
+        store: File of finished pairs; None stores nothing.
         progress: Show a progress bar; None shows it on terminals.
+
+    Returns:
+        For each example its pairs by label.
     """
     examples = list(examples)
     rows: list[dict[int, Pair]] = [{} for _ in examples]
-    pairs = [(number, label) for number in range(len(examples)) for label in labels]
-    for number, label in track(pairs, "hindsight models", progress):
-        key = digest(run, *inputs_of(examples[number]))
+    pairs = [(index, label) for index in range(len(examples)) for label in labels]
+    for index, label in track(pairs, "hindsight models", progress):
+        key = digest(run, *inputs_of(examples[index]))
         pair = store.get(key, label) if store else None
-        if pair is None or not (pair.converged or pair.iterations >= most):
-            pair = train(examples[number], label)
+        if pair is None or not (pair.converged or pair.iterations >= max_iterations):
+            pair = train(examples[index], label)
             if store:
                 store.add(key, label, pair)
-        rows[number][label] = pair
+        rows[index][label] = pair
     return rows

@@ -1,4 +1,4 @@
-"""A change of variables for training: can make it quicker, and leaves its result alone."""
+"""Preconditioner of hindsight training: it changes the speed of convergence, not the result."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ifcomp.errors import SettingError
 
-#: A symmetric linear map of weights [P] to [P], best close to ``(n G + lambda)^(-1/2)``.
+#: Symmetric linear map of weights [P] to [P], ideally close to ``(n G + lambda)^(-1/2)``.
 Preconditioner = Callable[[Tensor], Tensor]
 
-#: How far from symmetric rounding may leave a handed-in map.
+#: Relative asymmetry allowed for rounding.
 _ASYMMETRY = 1e-3
 
 
 def check_preconditioner(preconditioner: Preconditioner, like: Tensor) -> Preconditioner:
-    """Return the map, or raise SettingError unless it maps [P] to [P] and looks symmetric."""
+    """Return the map, or raise SettingError unless it maps [P] to [P] and is symmetric for two random vectors."""
     generator = torch.Generator().manual_seed(0)
     one, two = (torch.randn(like.shape, generator=generator).to(like) for _ in range(2))
     images = [preconditioner(one), preconditioner(two)]

@@ -1,4 +1,4 @@
-"""Hindsight training without proximal terms, which memorises any label: the infinity problem."""
+"""Hindsight training without proximal terms: the network memorises any label (the infinity problem)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 from ifcomp.data.batches import Batch, as_batch, check_inputs, check_labels
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.oracle.hindsight import base_log_probabilities, check_columns
-from ifcomp.oracle.network import Points, collect, digest, digest_model, join
+from ifcomp.oracle.network import TrainingInputs, collect, digest, digest_model, join
 from ifcomp.oracle.pairs import Pair, PairFile, train_pairs
 from ifcomp.oracle.results import Hindsight, assemble
 from ifcomp.oracle.settings import check_count, check_positive
@@ -33,7 +33,7 @@ class Schedule:
     seed: int
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Raise SettingError for invalid settings."""
         check_count("epochs", self.epochs)
         check_count("batch_size", self.batch_size)
         check_positive("learning_rate", self.learning_rate)
@@ -57,36 +57,35 @@ def unrestricted_refit(
 ) -> Hindsight:
     """Train on the training set plus one example with each label, without proximal terms (eq. inf_obj).
 
-    A network that can memorise gives every label a probability near 1, so that the parametric complexity is near
-    ``log K`` for any input: why hindsight models must be restricted, as `hindsight` does.
+    A network that can memorise assigns every label a probability near 1, so the parametric complexity is near ``log K``
+    for any input. This is why `hindsight` restricts the hindsight models by proximal terms.
 
-    A copy of the model is trained in train mode from the weights it has (hand in an untrained model to start from
+    A copy of the model is trained in train mode from its current weights (pass an untrained model to start from
     scratch), with SGD and Nesterov momentum 0.9 on the cross-entropy. The example has the weight of one training
-    example. Epochs are all there is to convergence, so ``converged`` is false and ``criterion`` and ``gradient`` are
-    NaN.
+    example. Convergence is not checked: ``converged`` is false, and ``criterion`` and ``gradient`` are NaN.
 
     Args:
-        model: Returns logits [B, K]; comes back unchanged.
+        model: Classifier that returns logits [B, K]. It is not modified.
         train_data: Batches ``(x, y)`` or dicts with labels.
         x: Inputs of B examples.
-        epochs: Passes over the n + 1 examples.
-        learning_rate: Constant.
-        batch_size: Most examples a step.
-        weight_decay: Of SGD.
-        labels: Which labels to train with; None for all. The others are NaN in the result.
-        seed: Of the order of examples, and of dropout.
-        results: A file of JSON lines to keep pairs in, as for `hindsight`.
+        epochs: Number of passes over the n + 1 examples.
+        learning_rate: Constant learning rate.
+        batch_size: Largest number of examples per step.
+        weight_decay: Weight decay of SGD.
+        labels: Labels to train with; None for all. The others are NaN in the result.
+        seed: Seed of the order of examples and of dropout.
+        results: JSON Lines file of finished pairs, as for `hindsight`.
         progress: Show a progress bar; None shows it on terminals.
 
     Raises:
-        SettingError: If a number is outside what is allowed.
+        SettingError: If a number is out of range.
         DataError: If data is empty, malformed, without labels or not finite.
-        StorageError: If the results cannot be read or written.
+        StorageError: If the results file cannot be read or written.
     """
     schedule = Schedule(epochs, learning_rate, batch_size, weight_decay, seed)
     batch = replace(as_batch(x), labels=None)
     check_inputs(batch)
-    points = collect(train_data)
+    training = collect(train_data)
     store = None if results is None else PairFile(results)
     device = next(model.parameters()).device
     with torch.inference_mode(False), torch.enable_grad():
@@ -94,30 +93,31 @@ def unrestricted_refit(
         with evaluating(model):
             log_base = base_log_probabilities(model, examples)
         columns = check_columns(labels, log_base.shape[1])
-        points = Points(tuple(replace(pool, labels=check_labels(pool, log_base.shape[1])) for pool in points.pools))
+        groups = (replace(group, labels=check_labels(group, log_base.shape[1])) for group in training.groups)
+        training = TrainingInputs(tuple(groups))
         rows = train_pairs(
             examples,
             columns,
-            partial(_refit, model, points, schedule),
-            run=digest("unrestricted", digest_model(model), points.digest(), schedule),
-            most=epochs,
+            partial(_refit, model, training, schedule),
+            run=digest("unrestricted", digest_model(model), training.digest(), schedule),
+            max_iterations=epochs,
             store=store,
             progress=progress,
         )
     return assemble(rows, log_base)
 
 
-def _refit(model: nn.Module, points: Points, schedule: Schedule, example: Batch, label: int) -> Pair:
-    together = join([*points.pools, replace(example, labels=torch.tensor([label]))])
+def _refit(model: nn.Module, training: TrainingInputs, schedule: Schedule, example: Batch, label: int) -> Pair:
+    extended = join([*training.groups, replace(example, labels=torch.tensor([label]))])
     trained = copy.deepcopy(model)
     with torch.random.fork_rng():
         torch.manual_seed(schedule.seed)
-        _train(trained.train(), together, schedule, next(model.parameters()).device)
-    both = [float(_log_probability(network, example, label)) for network in (trained, model)]
-    return Pair(both[0], both[1], schedule.epochs, False, float("nan"), float("nan"))
+        _train(trained.train(), extended, schedule, next(model.parameters()).device)
+    hindsight, base = (float(_log_probability(network, example, label)) for network in (trained, model))
+    return Pair(hindsight, base, schedule.epochs, False, float("nan"), float("nan"))
 
 
-def _train(model: nn.Module, points: Points, schedule: Schedule, device: torch.device) -> None:
+def _train(model: nn.Module, training: TrainingInputs, schedule: Schedule, device: torch.device) -> None:
     optimizer = torch.optim.SGD(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         schedule.learning_rate,
@@ -125,15 +125,17 @@ def _train(model: nn.Module, points: Points, schedule: Schedule, device: torch.d
         nesterov=True,
         weight_decay=schedule.weight_decay,
     )
-    steps = -(-points.count // schedule.batch_size)
+    steps = -(-training.count // schedule.batch_size)
     for _ in range(schedule.epochs):
-        for index in torch.randperm(points.count).tensor_split(steps):
-            chosen = torch.zeros(points.count, dtype=torch.bool)
-            chosen[index] = True
+        for index in torch.randperm(training.count).tensor_split(steps):
+            mask = torch.zeros(training.count, dtype=torch.bool)
+            mask[index] = True
             optimizer.zero_grad()
-            for piece in points.pieces(device, chosen):
-                assert piece.labels is not None
-                loss = functional.cross_entropy(run_model(model, piece), piece.labels.to(device), reduction="sum")
+            for microbatch in training.microbatches(device, mask):
+                assert microbatch.labels is not None
+                loss = functional.cross_entropy(
+                    run_model(model, microbatch), microbatch.labels.to(device), reduction="sum"
+                )
                 (loss / len(index)).backward()
             optimizer.step()
 

@@ -1,4 +1,4 @@
-"""What hindsight training found, as tensors."""
+"""Results of hindsight training as tensors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _TYPES = {"iterations": torch.int64, "converged": torch.bool}
 
 @dataclass(frozen=True, eq=False)
 class Hindsight:
-    """Hindsight models of examples with every label: what the model could have said, had it seen the label.
+    """Predictions of the hindsight models of B examples and K labels.
 
     Column y belongs to the model trained with label y, so rows of ``probability`` do not sum to 1. Labels that were not
-    asked for are NaN. Larger complexities are more surprising; codelengths are in nats.
+    requested are NaN. Larger complexities are more surprising; codelengths are in nats.
 
     Attributes:
         log_probability: ``log p*_y(x)`` of the hindsight model of label y, [B, K].
-        log_base: ``log p_y(x)`` of the model as it was given, [B, K].
-        iterations: Optimiser steps, [B, K].
-        converged: Whether ``criterion`` came below the tolerance, [B, K].
-        criterion: What was left to gain at the end in nats (see `hindsight`), [B, K].
-        gradient: Norm of the objective's gradient at the end over that at the start, [B, K]. It goes to 0 only for
+        log_base: ``log p_y(x)`` of the given model, [B, K].
+        iterations: Number of optimiser steps, [B, K].
+        converged: Whether ``criterion`` is at most the tolerance, [B, K].
+        criterion: Convergence criterion in nats (see `hindsight`), [B, K].
+        gradient: Gradient norm of the objective at the end, relative to the start, [B, K]. It tends to 0 only for
             smooth models: minima of a network with ReLU or max-pooling lie on kinks.
     """
 
@@ -63,17 +63,17 @@ class Hindsight:
 
 
 def assemble(rows: list[dict[int, Pair]], log_base: Tensor) -> Hindsight:
-    """One row an example, NaN where a label has no pair.
+    """Collect pairs into tensors; labels without a pair are NaN.
 
     Args:
         rows: For each example its pairs by label.
-        log_base: [B, K].
+        log_base: Log-probabilities of the given model, [B, K].
     """
-    nothing = Pair(float("nan"), float("nan"), 0, False, float("nan"), float("nan"))
+    missing = Pair(float("nan"), float("nan"), 0, False, float("nan"), float("nan"))
 
     def column(name: str) -> Tensor:
         labels = range(log_base.shape[1])
-        values = [[getattr(row.get(label, nothing), name) for label in labels] for row in rows]
+        values = [[getattr(row.get(label, missing), name) for label in labels] for row in rows]
         return torch.tensor(values, device=log_base.device, dtype=_TYPES.get(name, torch.float64))
 
     names = ("log_probability", "iterations", "converged", "criterion", "gradient")

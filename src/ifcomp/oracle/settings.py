@@ -1,4 +1,4 @@
-"""What a hindsight model is, and when it is trained enough."""
+"""Settings of the proximal objective and of its convergence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ifcomp.errors import SettingError
 
 @dataclass(frozen=True)
 class Settings:
-    """The objective's weights and the convergence; see `hindsight`."""
+    """Weights of the objective and convergence settings; see `hindsight`."""
 
     beta: float
     lam: float
@@ -19,7 +19,7 @@ class Settings:
     max_iterations: int
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Raise SettingError for invalid settings."""
         for name in ("beta", "lam", "alpha", "tolerance"):
             check_positive(name, getattr(self, name))
         check_count("max_iterations", self.max_iterations)

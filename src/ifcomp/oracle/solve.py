@@ -1,4 +1,4 @@
-"""Training of one hindsight model to convergence: L-BFGS on the training examples that matter, checked on all."""
+"""Training of one hindsight model: L-BFGS on a working set of training examples, verified on all of them."""
 
 from __future__ import annotations
 
@@ -12,76 +12,76 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from ifcomp.data.batches import Batch
-from ifcomp.oracle.network import Network, Points
+from ifcomp.oracle.network import Network, TrainingInputs
 from ifcomp.oracle.pairs import Pair
 from ifcomp.oracle.precondition import Preconditioner
 from ifcomp.oracle.settings import Settings
 
 Array = NDArray[np.float64]
 
-#: Convergence is judged over so many steps.
+#: Number of L-BFGS steps over which convergence is measured.
 WINDOW = 5
 
-#: Share of the softmax uncertainty that the first working set may leave out.
-_LEFT_OUT = 0.05
+#: Share of the total softmax uncertainty outside the first working set.
+_OMITTED_UNCERTAINTY = 0.05
 
-#: Pairs of steps and gradients that L-BFGS remembers.
-_MEMORY = 20
+#: History size of L-BFGS.
+_LBFGS_MEMORY = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What all pairs of an example and a label share.
+    """The part of the objective that all pairs of an example and a label share.
 
     Attributes:
         network: The model.
-        points: Training inputs.
-        log_base: Their log probabilities at theta_0, [n, K].
-        root: Weights move by ``root(z)``, and training is over z.
-        settings: Of the objective and of the convergence.
+        training: Training inputs.
+        log_base: Log-probabilities of the training inputs at theta_0, [n, K].
+        root: Preconditioner: ``theta = theta_0 + root(z)``, and z is optimised.
+        settings: Weights of the objective and convergence settings.
     """
 
     network: Network
-    points: Points
+    training: TrainingInputs
     log_base: Tensor
     root: Preconditioner
     settings: Settings
 
 
 @dataclass(frozen=True)
-class _Point:
-    """Where a descent has come: the objective, ``log p_y`` (both nats) and the norm of the objective's gradient."""
+class _Iterate:
+    """One iterate of L-BFGS: objective and ``log p_y`` in nats, and gradient norm of the objective."""
 
     value: float
     log_probability: float
-    slope: float
+    gradient_norm: float
 
 
 @dataclass(eq=False)
 class _Descent:
-    """L-BFGS on one working set; ``trace`` has the start and the point after each step."""
+    """L-BFGS on one working set; ``trace`` has the start and the iterate after each step."""
 
     problem: Problem
     example: Batch
     label: int
-    working: list[tuple[Batch, Tensor]]
-    trace: list[_Point] = field(default_factory=list)
+    working_set: list[tuple[Batch, Tensor]]
+    trace: list[_Iterate] = field(default_factory=list)
 
     def run(self, start: Array, steps: int) -> Array:
-        """Descend until the last `WINDOW` steps brought nothing, no lower point is found, or the steps are used up."""
-        options = {"maxiter": steps, "maxcor": _MEMORY, "gtol": 0.0, "ftol": 0.0}
+        """Run L-BFGS until the recent change is small, the line search fails, or the steps are used up; return z."""
+        options = {"maxiter": steps, "maxcor": _LBFGS_MEMORY, "gtol": 0.0, "ftol": 0.0}
         result = minimize(self._objective, start, jac=True, method="L-BFGS-B", callback=self._step, options=options)
-        found: Array = result.x
-        return found
+        z: Array = result.x
+        return z
 
-    def progress(self) -> float:
-        """By how many nats objective or ``log p_y`` changed over the last `WINDOW` steps, or all if there are fewer."""
+    def recent_change(self) -> float:
+        """Return the larger change of objective and ``log p_y`` over the last `WINDOW` steps, in nats."""
         old, new = self.trace[-1 - WINDOW :][0], self.trace[-1]
         return max(abs(old.value - new.value), abs(old.log_probability - new.log_probability))
 
     def _step(self, intermediate_result: OptimizeResult) -> None:
         self.trace.append(self._last)
-        if len(self.trace) > WINDOW and self.progress() <= self.problem.settings.tolerance:
+        if len(self.trace) > WINDOW and self.recent_change() <= self.problem.settings.tolerance:
             raise StopIteration
 
     def _objective(self, z: Array) -> tuple[float, Array]:
@@ -93,11 +93,11 @@ class _Descent:
         value, gradient = _backward(-settings.alpha * log_probability, theta)
         gradient += settings.lam * move
         value += settings.lam / 2 * float(move.double().square().sum())
-        for piece, log_base in self.working:
-            divergence = kl_divergences(log_base, problem.network.log_probabilities(theta, piece)).sum()
-            more, slope = _backward(divergence, theta)
-            value, gradient = value + more, gradient + slope
-        self._last = _Point(value, float(log_probability.detach()), float(gradient.norm()))
+        for microbatch, log_base in self.working_set:
+            divergence = kl_divergences(log_base, problem.network.log_probabilities(theta, microbatch)).sum()
+            term, term_gradient = _backward(divergence, theta)
+            value, gradient = value + term, gradient + term_gradient
+        self._last = _Iterate(value, float(log_probability.detach()), float(gradient.norm()))
         self.trace = self.trace or [self._last]
         return value, problem.root(gradient).double().cpu().numpy()
 
@@ -105,25 +105,25 @@ class _Descent:
 def solve(problem: Problem, example: Batch, label: int) -> Pair:
     """Train the hindsight model of one example with one label (eq. bpbo, see `hindsight`).
 
-    The KL divergences of all examples left out of a working set are at least 0, so the minimum over the set is not
-    above the minimum over all, and what they add at the minimiser bounds what is lost. So: train on the most uncertain
-    examples, look at all, take in those with the largest divergences, and train on, until no more than the tolerance is
-    left out.
+    KL divergences are non-negative, so the minimum over a working set of training examples is a lower bound of the
+    minimum over all, and the divergences of the omitted examples at the minimiser bound the gap. The first working set
+    has the most uncertain examples. Each round optimises on the working set, evaluates all divergences and adds the
+    examples with the largest ones, until the omitted examples add at most the tolerance.
     """
     settings, base = problem.settings, problem.network.base()
-    chosen = _largest(1 - problem.log_base.exp().square().sum(1), _LEFT_OUT, relative=True)
+    working = _largest(1 - problem.log_base.exp().square().sum(1), _OMITTED_UNCERTAINTY, relative=True)
     z = np.zeros(len(base))
-    trace: list[_Point] = []
+    trace: list[_Iterate] = []
     criterion, steps = float("inf"), 0
     while criterion > settings.tolerance and steps < settings.max_iterations:
-        pieces = problem.points.pieces(base.device, chosen)
-        descent = _Descent(problem, example, label, with_rows(pieces, problem.log_base[chosen]))
+        microbatches = problem.training.microbatches(base.device, working)
+        descent = _Descent(problem, example, label, with_log_base(microbatches, problem.log_base[working]))
         z = descent.run(z, settings.max_iterations - steps)
         trace += descent.trace
         steps += max(1, len(descent.trace) - 1)
-        left = _divergences(problem, base + problem.root(torch.from_numpy(z).to(base))).masked_fill(chosen, 0.0)
-        criterion = max(descent.progress(), float(left.sum()))
-        chosen = chosen | _largest(left, settings.tolerance / 2)
+        omitted = _divergences(problem, base + problem.root(torch.from_numpy(z).to(base))).masked_fill(working, 0.0)
+        criterion = max(descent.recent_change(), float(omitted.sum()))
+        working = working | _largest(omitted, settings.tolerance / 2)
     start, end = trace[0], trace[-1]
     return Pair(
         log_probability=end.log_probability,
@@ -131,28 +131,28 @@ def solve(problem: Problem, example: Batch, label: int) -> Pair:
         iterations=steps,
         converged=criterion <= settings.tolerance,
         criterion=criterion,
-        gradient=end.slope / start.slope if start.slope else 0.0,
+        gradient=end.gradient_norm / start.gradient_norm if start.gradient_norm else 0.0,
     )
 
 
 def kl_divergences(log_base: Tensor, log_probability: Tensor) -> Tensor:
-    """``KL(base || new)`` of distributions given by their logarithms [B, K], in nats, [B]."""
+    """Return ``KL(base || new)`` in nats, [B], from log-probabilities [B, K]."""
     return (log_base.exp() * (log_base - log_probability)).sum(1)
 
 
-def with_rows(pieces: Iterable[Batch], rows: Tensor) -> list[tuple[Batch, Tensor]]:
-    """Batches with the rows [n, K] that belong to their examples."""
-    pieces = list(pieces)
-    return list(zip(pieces, rows.split([piece.size for piece in pieces]), strict=True))
+def with_log_base(microbatches: Iterable[Batch], rows: Tensor) -> list[tuple[Batch, Tensor]]:
+    """Pair each batch with its rows of ``rows`` [n, K]."""
+    microbatches = list(microbatches)
+    return list(zip(microbatches, rows.split([microbatch.size for microbatch in microbatches]), strict=True))
 
 
 def _divergences(problem: Problem, theta: Tensor) -> Tensor:
-    """KL divergence of every training example, [n]."""
+    """Return the KL divergence of every training example, [n]."""
     with torch.no_grad():
         return torch.cat(
             [
-                kl_divergences(log_base, problem.network.log_probabilities(theta, piece))
-                for piece, log_base in with_rows(problem.points.pieces(theta.device), problem.log_base)
+                kl_divergences(log_base, problem.network.log_probabilities(theta, microbatch))
+                for microbatch, log_base in with_log_base(problem.training.microbatches(theta.device), problem.log_base)
             ]
         )
 
@@ -161,11 +161,17 @@ def _backward(value: Tensor, theta: Tensor) -> tuple[float, Tensor]:
     return float(value.detach()), torch.autograd.grad(value, theta)[0]
 
 
-def _largest(values: Tensor, rest: float, relative: bool = False) -> Tensor:
-    """Mask [n] of the largest values, as few as leave out a sum of at most ``rest`` (or that share of the sum)."""
+def _largest(values: Tensor, limit: float, relative: bool = False) -> Tensor:
+    """Return the mask [n] of the largest values, as few as leave a sum of at most ``limit`` outside.
+
+    Args:
+        values: Non-negative values, [n].
+        limit: Largest sum of the other values.
+        relative: Whether ``limit`` is a share of the total.
+    """
     order = values.argsort(descending=True, stable=True)
-    left = values.sum() - values[order].cumsum(0)
-    count = int((left > rest * (float(values.sum()) if relative else 1.0)).sum()) + 1
+    omitted = values.sum() - values[order].cumsum(0)
+    count = int((omitted > limit * (float(values.sum()) if relative else 1.0)).sum()) + 1
     mask = torch.zeros_like(values, dtype=torch.bool)
     mask[order[:count]] = True
     return mask

@@ -1,4 +1,4 @@
-"""The report: one HTML file that shows an audit, calibration, complexity and coverage, and needs nothing else."""
+"""The report: one self-contained HTML file with an audit, calibration, complexity and coverage."""
 
 from ifcomp.report.data import ComplexityGroups, Preview, ReliabilityPair, ReportData, TrainingExample, collect
 from ifcomp.report.render import build_report, current_provenance, render

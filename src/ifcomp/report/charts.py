@@ -1,4 +1,4 @@
-"""From arrays to positions on a drawing: pure geometry that the templates turn into SVG."""
+"""Geometry of the charts: positions in SVG units, computed from arrays. The templates draw them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ifcomp.report.data import Curve, Floats, ReliabilityPair
 
-#: Drawing units; on a phone about a pixel each, on a desktop a little more.
+#: SVG units; one is about a pixel on a phone.
 WIDTH = 440.0
 MARGIN_LEFT = 48.0
 MARGIN_RIGHT = 14.0
@@ -23,7 +23,7 @@ LARGEST_DOT = 6.5
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis."""
+    """A tick of an axis."""
 
     position: float
     text: str
@@ -51,13 +51,13 @@ class Line:
 
     @property
     def path(self) -> str:
-        """Through all dots, as SVG path data."""
+        """SVG path through all dots."""
         return _path([(dot.x, dot.y) for dot in self.dots])
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """The reliability diagram: confidence to the right, accuracy upwards, both from the lowest value shown to 1."""
+    """A reliability diagram: accuracy (upwards) over confidence (to the right). Both axes end at 1."""
 
     left: float
     right: float
@@ -74,14 +74,14 @@ class Row:
     """One group of a histogram.
 
     Attributes:
-        name: Of the group.
-        count: Examples in it.
-        median: In nats.
-        median_x: Where the median is.
-        top: Where the highest bar ends.
-        baseline: Where the bars stand.
-        area: The bars as one closed path.
-        reference: The first group's bars, for comparison; empty in the first row.
+        name: Name of the group.
+        count: Number of examples.
+        median: Median in nats.
+        median_x: Horizontal position of the median.
+        top: Vertical position of the highest bar's top.
+        baseline: Vertical position of the bars' bottom.
+        area: The bars as one closed SVG path.
+        reference: The bars of the first group, for comparison; empty in the first row.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Groups above each other over one logarithmic axis of nats; each is as high as its own peak."""
+    """Histograms of groups, one below the other, over one logarithmic axis of nats. Each is scaled to its peak."""
 
     left: float
     right: float
@@ -107,7 +107,7 @@ class Histogram:
 
 
 def reliability(pair: ReliabilityPair) -> Reliability:
-    """Place both curves in one square."""
+    """Compute the reliability diagram of both curves, in one square."""
     curves = [_bins(pair.before), _bins(pair.after)]
     lowest = min(curve[:, :2].min() for curve in curves)
     low = min(math.floor(10 * lowest) / 10, 0.9)
@@ -144,22 +144,22 @@ def reliability(pair: ReliabilityPair) -> Reliability:
 
 
 def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> Histogram:
-    """Count every group in the same bins.
+    """Compute the histograms of all groups in common bins.
 
-    The axis runs from the smallest 1 % quantile of a group to the largest value; what is below is in the first bar.
+    The axis runs from the smallest 1 % quantile of a group to the largest value. Smaller values are in the first bin.
 
     Args:
-        groups: Finite complexities [N] in nats by name; the first is what the others are compared with.
-        threshold: Marked on the axis, in nats.
+        groups: Finite complexities [N] in nats by name. The first group is the reference.
+        threshold: Threshold in nats, marked on the axis.
     """
     low, high = _range(groups.values(), threshold)
     row_height = SINGLE_ROW_HEIGHT if len(groups) == 1 else ROW_HEIGHT
     edges = np.linspace(low, high, BINS + 1)
     left, right = MARGIN_RIGHT, WIDTH - MARGIN_RIGHT
 
-    def place(value: float) -> float:
-        position = (math.log10(max(value, 10**low)) - low) / (high - low)
-        return left + min(position, 1.0) * (right - left)
+    def position_of(value: float) -> float:
+        share = (math.log10(max(value, 10**low)) - low) / (high - low)
+        return left + min(share, 1.0) * (right - left)
 
     rows: list[Row] = []
     shares: list[Floats] = []
@@ -175,7 +175,7 @@ def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> H
                 name=name,
                 count=len(values),
                 median=median,
-                median_x=place(median),
+                median_x=position_of(median),
                 top=top,
                 baseline=baseline,
                 area=_bars(shares[-1], (left, right), (top, baseline)),
@@ -186,14 +186,17 @@ def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> H
         left=left,
         right=right,
         height=rows[-1].baseline,
-        ticks=tuple(Tick(place(value), f"{value:g}") for value in log_ticks(low, high)),
+        ticks=tuple(Tick(position_of(value), f"{value:g}") for value in log_ticks(low, high)),
         rows=tuple(rows),
-        threshold_x=None if threshold is None else place(threshold),
+        threshold_x=None if threshold is None else position_of(threshold),
     )
 
 
 def log_ticks(low: float, high: float, at_most: int = 9) -> list[float]:
-    """Round numbers between ``10**low`` and ``10**high``: 1, 2, 5, powers of ten, or only every few of these."""
+    """Return at most ``at_most`` round numbers between ``10**low`` and ``10**high``.
+
+    They are 1 ... 9, or 1, 2, 5, or 1 times powers of ten, or every few powers of ten.
+    """
     decades = range(math.floor(low), math.ceil(high) + 1)
     choices: list[Sequence[float]] = [
         [round(mantissa * 10.0**decade, 12 - min(decade, 0)) for decade in decades for mantissa in mantissas]
@@ -205,14 +208,14 @@ def log_ticks(low: float, high: float, at_most: int = 9) -> list[float]:
 
 
 def _bins(curve: Curve) -> Floats:
-    """Confidence, accuracy and count of the bins that are not empty, by confidence, [bins, 3]."""
+    """Return confidence, accuracy and count of the bins that are not empty, sorted by confidence, [bins, 3]."""
     values = np.stack([np.asarray(part, dtype=np.float64) for part in (curve.confidence, curve.accuracy, curve.count)])
     values = values.T[values[2] > 0]
     return np.array(values[np.argsort(values[:, 0], kind="stable")])
 
 
 def _range(groups: Iterable[Floats], threshold: float | None) -> tuple[float, float]:
-    """Logarithms of the smallest and largest value on the axis."""
+    """Return the decimal logarithms of both ends of the axis."""
     positive = [values[values > 0] for values in groups]
     bounds = [float(bound) for part in positive if part.size for bound in (np.quantile(part, 0.01), part.max())]
     if threshold is not None and threshold > 0:
@@ -224,7 +227,7 @@ def _range(groups: Iterable[Floats], threshold: float | None) -> tuple[float, fl
 
 
 def _bars(shares: Floats, sides: tuple[float, float], heights: tuple[float, float]) -> str:
-    """Bars without gaps between left and right, a share of 1 reaching from the baseline to the top."""
+    """Return bars without gaps as a closed SVG path. A share of 1 reaches from the baseline to the top."""
     (left, right), (top, baseline) = sides, heights
     width = (right - left) / len(shares)
     corners = [(left, baseline)]

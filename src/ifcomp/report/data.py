@@ -1,4 +1,4 @@
-"""What goes into a report: plain data, checked before anything is drawn."""
+"""The content of a report: plain data, checked before anything is rendered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ifcomp.layers.coverage import Coverage
 Floats = NDArray[np.float64]
 PreviewKind = Literal["image", "text", "row"]
 
-#: Columns of ``audit.frame`` that the report shows, in the order of an export.
+#: Columns of ``audit.frame`` in the report, in the order of the CSV export.
 INTEGER_COLUMNS = ("rank", "index", "label", "suggested_label")
 NUMBER_COLUMNS = (
     "label_probability",
@@ -34,10 +34,10 @@ class Audit(Protocol):
     """A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`; larger = more suspicious, codelengths in nats.
 
     Attributes:
-        frame: One row an example, most suspicious first, with the columns of `AUDIT_COLUMNS`.
-        threshold: Smallest label complexity of a suspect in nats; None or infinite if there is none.
-        noise_rate: Share of wrong labels, as given or as estimated; None if it is not known.
-        settings: How the audit was made.
+        frame: One row per example, most suspicious first, with the columns of `AUDIT_COLUMNS`.
+        threshold: Smallest label complexity of a suspect in nats; None or infinite without suspects.
+        noise_rate: Given or estimated share of wrong labels, or None.
+        settings: Settings of the audit.
         descriptions: Meaning, direction and unit of the columns.
     """
 
@@ -54,7 +54,7 @@ class Audit(Protocol):
 
 
 class Curve(Protocol):
-    """A reliability curve: mean confidence, accuracy and number of examples of every bin, [bins] each, and the ECE."""
+    """A reliability curve: mean confidence, accuracy and number of examples per bin, [bins] each, and the ECE."""
 
     @property
     def confidence(self) -> ArrayLike: ...
@@ -68,7 +68,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class Preview:
-    """How an example looks.
+    """The display of an example.
 
     Attributes:
         kind: "image", "text" or "row".
@@ -82,7 +82,7 @@ class Preview:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse kinds that cannot be shown."""
+        """Check kind and content."""
         if self.kind not in get_args(PreviewKind):
             raise SettingError(f"The kind of a preview must be one of {get_args(PreviewKind)}, but is {self.kind!r}.")
         if self.kind == "text" and not isinstance(self.content, str):
@@ -93,13 +93,13 @@ class Preview:
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """A training example that speaks for or against a suspect's label; a tuple in this order will do as well.
+    """A training example that supports or contradicts the label of a suspect.
 
     Attributes:
         index: Position in the training data.
-        influence: Above 0 it supports the suspect's given label, below 0 it contradicts it.
-        label: Its own label.
-        preview: How it looks; None takes the preview of this index, if there is one.
+        influence: Positive if it supports the given label of the suspect, negative if it contradicts it.
+        label: Label of the training example.
+        preview: Preview of the training example; None stands for the preview of its index, if any.
     """
 
     index: int
@@ -123,9 +123,9 @@ class ComplexityGroups:
     """Complexities [N] in nats; larger = more surprising.
 
     Attributes:
-        in_distribution: Of inputs like the training data.
-        out_of_distribution: Of inputs from elsewhere, by name; may be empty.
-        in_distribution_name: What the first group is called.
+        in_distribution: Complexities of in-distribution inputs.
+        out_of_distribution: Complexities of OOD inputs by name; may be empty.
+        in_distribution_name: Name of the first group.
     """
 
     in_distribution: ArrayLike
@@ -134,14 +134,14 @@ class ComplexityGroups:
 
     @property
     def groups(self) -> dict[str, Floats]:
-        """All groups as arrays, the in-distribution one first."""
-        given = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
-        return {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
+        """All groups as arrays, in-distribution first."""
+        groups = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
+        return {name: np.asarray(values, dtype=np.float64) for name, values in groups.items()}
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows; what is None is left out. Made by `collect`."""
+    """The content of a report, built by `collect`. Parts that are None are left out."""
 
     title: str
     audit: Audit | None
@@ -168,11 +168,11 @@ def collect(
     coverage: Coverage | None = None,
     max_previews: int = 200,
 ) -> ReportData:
-    """Check the parts of a report; the arguments are those of `build_report`.
+    """Check the parts of a report. The arguments are those of `build_report`.
 
     Raises:
-        SettingError: If there is nothing to report or a setting means nothing.
-        DataError: If a part cannot be shown; says which one and why.
+        SettingError: If there is nothing to report, or a setting is invalid.
+        DataError: If a part is invalid; names the part.
     """
     if audit is None and calibration is None and complexity is None and coverage is None:
         raise SettingError("There is nothing to report: give audit, calibration, complexity or coverage.")
@@ -212,10 +212,10 @@ def _check_audit(frame: pd.DataFrame) -> None:
     if missing:
         raise DataError(f"audit.frame lacks the columns {', '.join(missing)}. It must have {', '.join(AUDIT_COLUMNS)}.")
     if frame.empty:
-        raise DataError("audit.frame has no rows: there is nothing to show.")
-    wrong = [name for name in INTEGER_COLUMNS if frame[name].dtype.kind not in "iu"]
-    if wrong:
-        raise DataError(f"The columns {', '.join(wrong)} of audit.frame must be integers.")
+        raise DataError("audit.frame has no rows.")
+    not_integer = [name for name in INTEGER_COLUMNS if frame[name].dtype.kind not in "iu"]
+    if not_integer:
+        raise DataError(f"The columns {', '.join(not_integer)} of audit.frame must be integers.")
 
 
 def _check_labels(
@@ -224,20 +224,20 @@ def _check_labels(
     labels = np.concatenate([frame["label"], frame["suggested_label"]]).tolist()
     labels += [example.label for examples in explained.values() for example in examples]
     if min(labels) < 0:
-        raise LabelError(f"Labels must be at least 0, but {min(labels)} is among them.")
+        raise LabelError(f"Labels must be at least 0, but one is {min(labels)}.")
     if names is not None and max(labels) >= len(names):
-        raise LabelError(f"There are {len(names)} class names, but label {max(labels)} is among the labels.")
+        raise LabelError(f"There are {len(names)} class names, but label {max(labels)} occurs.")
 
 
-def _check_curve(which: str, curve: Curve) -> None:
+def _check_curve(name: str, curve: Curve) -> None:
     shapes = {np.shape(values) for values in (curve.confidence, curve.accuracy, curve.count)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise DataError(
-            f"confidence, accuracy and count of the curve '{which}' must have one shape [bins], "
+            f"confidence, accuracy and count of the curve '{name}' must have one shape [bins], "
             f"but have {sorted(shapes)}."
         )
     if not np.sum(curve.count) > 0:
-        raise DataError(f"The curve '{which}' has no examples.")
+        raise DataError(f"The curve '{name}' has no examples.")
 
 
 def _check_groups(groups: Mapping[str, Floats]) -> None:

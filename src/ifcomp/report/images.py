@@ -1,4 +1,4 @@
-"""Images of any kind to small data URIs."""
+"""Thumbnails of images as data URIs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ifcomp.errors import DataError
 
 #: Longest side of a thumbnail in pixels; smaller images keep their size.
 LONGEST_SIDE = 128
-#: Up to this side images are stored without loss: they are tiny, and every pixel shows.
+#: Images up to this size in pixels are stored losslessly.
 LOSSLESS_SIDE = 32
 CHANNELS = (1, 3, 4)
 
 
 def thumbnail(source: Any) -> str:
-    """A PNG (small images) or WebP as a data URI.
+    """Return a PNG (small images) or WebP thumbnail as a data URI.
 
     Args:
         source: A path, a Pillow image, or an array [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels. Floats
-            are taken as 0 ... 1 and, if they go beyond, stretched from their smallest to their largest value;
-            integers are taken as 0 ... 255. If the first and the last axis could both be channels, the last one is.
+            are in 0 ... 1; other ranges are rescaled to it. Integers are in 0 ... 255. If the first and the last axis
+            could both be channels, the last one is used.
 
     Raises:
-        DataError: If this is no image; says what was given.
+        DataError: If the source is not an image.
     """
     image = _as_image(source)
     if image.mode.startswith(("I", "F")):
@@ -52,7 +52,7 @@ def _as_image(source: Any) -> Image.Image:
                 return ImageOps.exif_transpose(opened)
         except DataError:
             raise
-        except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
+        except Exception as error:  # decoders raise many kinds of exceptions on a damaged file
             raise DataError(f"Cannot show '{os.fspath(source)}' as an image: {error}.") from error
     return Image.fromarray(_as_bytes(_channels_last(np.asarray(source))))
 
@@ -71,18 +71,18 @@ def _channels_last(values: np.ndarray) -> np.ndarray:
 
 
 def _as_bytes(values: np.ndarray) -> np.ndarray:
-    """To 0 ... 255; NaN is black."""
+    """Convert to 0 ... 255; NaN becomes black."""
     if values.dtype.kind == "b":
         return values.astype(np.uint8) * np.uint8(255)
     if values.dtype.kind in "iu":
         if values.min() < 0 or values.max() > 255:
             raise DataError(
-                f"Integer images must be in 0 ... 255, but this one goes from {values.min()} to {values.max()}. "
-                "Give floats in 0 ... 1 instead."
+                f"Integer images must be in 0 ... 255, but this one ranges from {values.min()} to {values.max()}. "
+                "Use floats in 0 ... 1 instead."
             )
         return values.astype(np.uint8)
     if values.dtype.kind != "f":
-        raise DataError(f"An image must be of numbers, but is of {values.dtype}.")
+        raise DataError(f"An image must be numeric, but its dtype is {values.dtype}.")
     values = np.nan_to_num(values.astype(np.float64), posinf=1.0, neginf=0.0)
     low, high = min(0.0, values.min()), max(1.0, values.max())
     if (low, high) != (0.0, 1.0):

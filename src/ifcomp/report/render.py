@@ -1,4 +1,4 @@
-"""From checked data to one HTML file."""
+"""Rendering of a report as one HTML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from markupsafe import Markup
 from ifcomp._version import __version__
 from ifcomp.io.files import written_atomically
 from ifcomp.layers.coverage import Coverage
-from ifcomp.report import charts, words
+from ifcomp.report import charts, summary
 from ifcomp.report.data import (
     Audit,
     ComplexityGroups,
@@ -33,7 +33,7 @@ from ifcomp.report.data import (
 )
 from ifcomp.report.payload import class_texts, table_payload
 
-#: Headings of the columns that are shown.
+#: Headings of the columns.
 COLUMN_TITLES = {
     "rank": "Rank",
     "index": "Example",
@@ -72,30 +72,31 @@ def build_report(
     coverage: Coverage | None = None,
     max_previews: int = 200,
 ) -> Path:
-    """Write a report: one HTML file that loads nothing from anywhere. Atomic.
+    """Write a report: one self-contained HTML file. Atomic.
 
-    In it larger is always more surprising, more suspicious, and codelengths are in nats. Parts that are not given are
-    left out, with a line that says how to get them.
+    Larger = more surprising, more suspicious; codelengths are in nats. Parts that are not given are left out, and
+    hints name the options that add them.
 
     Args:
-        path: Of the file.
+        path: File to write.
         title: Heading of the report.
         audit: A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`.
-        calibration: Reliability curves before and after.
-        complexity: Complexities [N] in nats of usual and of other inputs, such as `ifcomp.tasks.ood.OOD_COLUMN`.
-        explanations: For suspects, by index: the training examples that speak for and against their labels.
-        previews: How examples look, by index; used for the most suspicious ones.
+        calibration: Reliability curves before and after calibration.
+        complexity: Complexities [N] in nats of in-distribution and OOD inputs, such as `ifcomp.tasks.ood.OOD_COLUMN`.
+        explanations: Training examples that support and contradict the label of a suspect, by index of the suspect;
+            each a `TrainingExample` or a tuple of its fields.
+        previews: Previews of examples by index; the most suspicious ones are used.
         class_names: Names of the classes 0 ... K-1.
-        provenance: Where the results come from, such as what `current_provenance` gives.
-        coverage: Which parameters the fit covers: `IFComp.coverage`.
-        max_previews: How many of the most suspicious examples are shown with a preview.
+        provenance: Origin of the results, such as the result of `current_provenance`.
+        coverage: Parameters that the fit covers: `IFComp.coverage`.
+        max_previews: Largest number of examples with a preview.
 
     Returns:
         The path.
 
     Raises:
-        SettingError: If there is nothing to report or a setting means nothing.
-        DataError: If a part cannot be shown; says which one and why.
+        SettingError: If there is nothing to report, or a setting is invalid.
+        DataError: If a part is invalid; names the part.
         StorageError: If the file cannot be written.
     """
     page = render(
@@ -118,7 +119,7 @@ def build_report(
 
 
 def render(data: ReportData) -> str:
-    """The report as HTML. Whatever comes from the user is escaped; only the page's own script may run."""
+    """Return the report as HTML. All text of the user is escaped, and only the script of the page may run."""
     style, script = _source("report.css"), _source("report.js")
     audit = data.audit
     return _ENVIRONMENT.get_template("report.html.jinja").render(
@@ -126,16 +127,16 @@ def render(data: ReportData) -> str:
         policy=_policy(style, script),
         style=style,
         script=script,
-        lead=words.lead(data),
-        headlines=words.headlines(data),
-        hints=words.hints(data),
-        confusions=() if audit is None else words.confusions(audit),
+        lead=summary.lead(data),
+        headlines=summary.headlines(data),
+        hints=summary.hints(data),
+        confusions=() if audit is None else summary.confusions(audit),
         classes=[] if audit is None else class_texts(audit, data.class_names),
         payload=None if audit is None else _json(table_payload(audit, data)),
         reliability=None if data.calibration is None else charts.reliability(data.calibration),
         threshold_chart=None if audit is None else _threshold_chart(audit),
         complexity_chart=None if data.complexity is None else charts.histogram(data.complexity.groups),
-        threshold=None if audit is None else words.finite_threshold(audit),
+        threshold=None if audit is None else summary.finite_threshold(audit),
         separations=_separations(data.complexity),
         columns=[{"name": name, "title": title} for name, title in COLUMN_TITLES.items()],
         version=__version__,
@@ -143,7 +144,7 @@ def render(data: ReportData) -> str:
 
 
 def current_provenance(**more: Any) -> dict[str, str]:
-    """Date, versions and machine, and whatever else is given, such as ``command`` or ``seed``."""
+    """Return date, versions and platform, together with the given entries, such as ``command`` or ``seed``."""
     packages = {name: version(name) for name in ("torch", "numpy", "pandas", "scikit-learn")}
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -156,18 +157,18 @@ def current_provenance(**more: Any) -> dict[str, str]:
 
 
 def _source(name: str) -> Markup:
-    """A file of the page that is ours, so it is not escaped."""
+    """Read a file of the page, which is trusted and not escaped."""
     text = resources.files("ifcomp.report").joinpath("templates", name).read_text(encoding="utf-8")
     return Markup(text)
 
 
 def _json(value: Any) -> Markup:
-    """JSON that cannot end the script element it stands in: <, >, & and all beyond ASCII are escaped."""
+    """Return JSON that cannot end its script element: <, >, & and characters beyond ASCII are escaped."""
     return htmlsafe_json_dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def _policy(style: str, script: str) -> str:
-    """A Content-Security-Policy: our style and script by their hashes, images from data URIs, nothing else."""
+    """Return a Content-Security-Policy that allows our style and script by hash, and images from data URIs."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -181,12 +182,12 @@ def _policy(style: str, script: str) -> str:
 def _threshold_chart(audit: Audit) -> charts.Histogram | None:
     values = audit.frame["label_complexity"].to_numpy(dtype=np.float64)
     values = values[np.isfinite(values)]
-    return charts.histogram({"all labels": values}, words.finite_threshold(audit)) if values.size else None
+    return charts.histogram({"all labels": values}, summary.finite_threshold(audit)) if values.size else None
 
 
 def _separations(complexity: ComplexityGroups | None) -> list[float | None]:
-    """AUROC of every group against the first, in the order of the rows of the chart."""
+    """Return the AUROC of every group against the first; None for the first."""
     if complexity is None:
         return []
     inside, *outside = complexity.groups.values()
-    return [None, *(words.separation(inside, values) for values in outside)]
+    return [None, *(summary.separation(inside, values) for values in outside)]

@@ -1,1 +1,1 @@
-"""What scores are used for: sees only score tables and arrays, never a model."""
+"""Tasks on score tables and arrays: label audits, OOD detection, calibration and pruning. No model is needed."""

@@ -1,7 +1,7 @@
-"""How far probabilities can be trusted: metrics, reliability curves and their plot.
+"""Calibration metrics, reliability curves and their plot.
 
-Everything takes what ``numpy.asarray`` takes, tensors on the CPU included: ``probability`` [N, K] with rows that sum to
-1, ``label`` [N] integers in 0 ... K-1. Of every metric but accuracy, smaller is better.
+All arguments are array-like, including tensors on the CPU: ``probability`` [N, K] with rows that sum to 1, ``label``
+[N] with integers in 0 ... K-1. Smaller is better for every metric except accuracy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import softmax
 
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
-from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.errors import DataError, SettingError
 from ifcomp.io.files import written_atomically
+from ifcomp.tasks.metrics import checked_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,27 +29,24 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-#: Bins of equally many examples, as in the paper; or of equal width in confidence, the usual ones.
+#: "mass": bins with equal numbers of examples, as in the paper. "width": bins of equal width in confidence.
 Spacing = Literal["mass", "width"]
 
-#: As in the paper.
+#: Number of bins, as in the paper.
 BINS = 20
 
-#: Where an inverse temperature is searched.
-INVERSE_TEMPERATURES = (0.02, 50.0)
-
-#: How far a row of probabilities may be from a sum of 1: float32 over a thousand classes is much closer.
+#: Largest deviation of a row of probabilities from a sum of 1; float32 over a thousand classes is far closer.
 SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityCurve:
-    """Confidence against accuracy, over bins of confidence; empty bins are left out.
+    """Confidence and accuracy over M bins of confidence; empty bins are left out.
 
     Attributes:
         confidence: Mean of the largest probability in each bin, [M], increasing.
-        accuracy: Share of right predictions in each bin, [M].
-        count: Examples in each bin, [M].
+        accuracy: Share of correct predictions in each bin, [M].
+        count: Number of examples in each bin, [M].
     """
 
     confidence: Floats
@@ -59,22 +55,22 @@ class ReliabilityCurve:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: mean of ``|confidence - accuracy|``, weighted by the bins' counts."""
+        """Expected calibration error: mean of ``|confidence - accuracy|``, weighted by ``count``."""
         return float(np.average(abs(self.confidence - self.accuracy), weights=self.count))
 
 
 def reliability_curve(
     probability: ArrayLike, label: ArrayLike, bins: int = BINS, spacing: Spacing = "mass"
 ) -> ReliabilityCurve:
-    """Confidence (the largest probability) and accuracy in each bin of confidence.
+    """Return confidence (the largest probability) and accuracy per bin of confidence.
 
-    The result does not depend on the order of the examples: those of equal confidence count as equally often right.
+    The result does not depend on the order of the examples: examples of equal confidence share their mean accuracy.
 
     Args:
-        probability: [N, K].
-        label: [N].
-        bins: Number of bins; of equal mass there are at most N.
-        spacing: "mass": sorted by confidence, sizes differ by at most one. "width": ``(i / bins, (i + 1) / bins]``.
+        probability: Probabilities, [N, K].
+        label: Labels, [N].
+        bins: Number of bins; at most N are used with "mass".
+        spacing: "mass": sort by confidence, bin sizes differ by at most one. "width": ``(i / bins, (i + 1) / bins]``.
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise SettingError(f"bins must be a whole number of at least 1, but is {bins!r}.")
@@ -82,8 +78,8 @@ def reliability_curve(
         raise SettingError(f"spacing must be 'mass' or 'width', but is {spacing!r}.")
     values, truth = checked_probabilities(probability, label)
     levels, level, repeats = np.unique(values.max(1), return_inverse=True, return_counts=True)
-    right = np.bincount(level, values.argmax(1) == truth) / repeats
-    confidence, correct = np.repeat(levels, repeats), np.repeat(right, repeats)
+    accuracy_of_level = np.bincount(level, values.argmax(1) == truth) / repeats
+    confidence, correct = np.repeat(levels, repeats), np.repeat(accuracy_of_level, repeats)
     if spacing == "mass":
         sizes = [len(part) for part in np.array_split(confidence, min(bins, len(confidence)))]
         bin_of = np.repeat(np.arange(len(sizes)), sizes)
@@ -98,26 +94,26 @@ def reliability_curve(
 def expected_calibration_error(
     probability: ArrayLike, label: ArrayLike, bins: int = BINS, spacing: Spacing = "mass"
 ) -> float:
-    """Mean distance between confidence and accuracy over bins of confidence; see `reliability_curve`."""
+    """Mean of ``|confidence - accuracy|`` over bins of confidence (ECE); see `reliability_curve`."""
     return reliability_curve(probability, label, bins, spacing).ece
 
 
 def negative_log_likelihood(probability: ArrayLike, label: ArrayLike) -> float:
-    """Mean ``-log p`` of the labels in nats; infinite where a label has no probability."""
+    """Mean ``-log p_y`` in nats; infinite if a label has probability 0."""
     values, truth = checked_probabilities(probability, label)
     with np.errstate(divide="ignore"):
         return float(-np.log(values[np.arange(len(truth)), truth]).mean())
 
 
 def brier_score(probability: ArrayLike, label: ArrayLike) -> float:
-    """Mean squared distance of the probabilities to the one-hot label, ``sum_k (p_k - [k = y])^2``; from 0 to 2."""
+    """Mean of ``sum_k (p_k - [k = y])^2``, the squared distance to the one-hot label, between 0 and 2."""
     values, truth = checked_probabilities(probability, label)
-    own = values[np.arange(len(truth)), truth]
-    return float((np.square(values).sum(1) - 2 * own + 1).mean())
+    label_probability = values[np.arange(len(truth)), truth]
+    return float((np.square(values).sum(1) - 2 * label_probability + 1).mean())
 
 
 def accuracy(probability: ArrayLike, label: ArrayLike) -> float:
-    """Share of examples whose largest probability is the label's; larger is better."""
+    """Share of examples whose label has the largest probability; larger is better."""
     values, truth = checked_probabilities(probability, label)
     return float((values.argmax(1) == truth).mean())
 
@@ -135,81 +131,61 @@ def calibration_summary(probability: ArrayLike, label: ArrayLike) -> dict[str, f
     }
 
 
-def fitted_inverse_temperature(logits: ArrayLike, label: ArrayLike) -> float:
-    """The beta for which ``softmax(beta * logits)`` has the smallest NLL: 1 over the fitted temperature.
-
-    Below 1 the model is overconfident. The NLL is convex in beta, and its derivative, the mean of ``E_p[f] - f_y``, is
-    zero at the best one; where that is outside `INVERSE_TEMPERATURES`, the nearer bound is given.
-
-    Args:
-        logits: f, [N, K].
-        label: y, [N].
-    """
-    values = np.asarray(logits, dtype=np.float64)
-    _, truth = checked_probabilities(softmax(values, axis=1), label)
-    values = values - values[np.arange(len(truth)), truth][:, np.newaxis]
-
-    def slope(beta: float) -> float:
-        return float((softmax(beta * values, axis=1) * values).sum(1).mean())
-
-    low, high = INVERSE_TEMPERATURES
-    if slope(low) >= 0 or slope(high) <= 0:
-        return low if slope(low) >= 0 else high
-    return float(brentq(slope, low, high))
-
-
 def pnml_grid(
     probability: ArrayLike, influence: ArrayLike, label: ArrayLike, count: int, alphas: Iterable[float]
 ) -> pd.DataFrame:
-    """Metrics of the pNML distribution (eq. pnml_dist) for every alpha, as it is and with the predicted class kept.
+    """Return the metrics of the pNML distribution (eq. pnml_dist) for every alpha, with and without ``keep_argmax``.
 
     Args:
-        probability: The model's distribution at beta, [N, K].
+        probability: Model distribution at beta, [N, K].
         influence: Boltzmann influence of every label at the same beta, [N, K].
-        label: [N].
-        count: Training examples n.
-        alphas: Weights of an example beside a training example; 0 gives the model's distribution.
+        label: Labels, [N].
+        count: Number of training examples n.
+        alphas: Weights of an example relative to one training example; 0 gives the model distribution.
 
     Returns:
-        One row for each alpha and variant: ``alpha``, ``keep_argmax``, ``nll`` (nats), ``ece``, ``accuracy``,
-        ``brier``.
+        One row per alpha and form: ``alpha``, ``keep_argmax``, ``nll`` (nats), ``ece``, ``accuracy``, ``brier``.
     """
     values, truth = checked_probabilities(probability, label)
-    forms = np.asarray(influence, dtype=np.float64)
-    if forms.shape != values.shape or not (forms >= 0).all():
-        raise DataError(f"influence must be at least 0 and of shape {list(values.shape)}, but has {list(forms.shape)}.")
+    scores = np.asarray(influence, dtype=np.float64)
+    if scores.shape != values.shape:
+        raise DataError(f"influence must have shape {list(values.shape)}, but has {list(scores.shape)}.")
+    if not (scores >= 0).all():
+        raise DataError("influence must be at least 0, but has negative values or NaN.")
     rows = []
     for alpha in alphas:
         check_number("alpha", alpha)
         for keep_argmax in (False, True):
-            found = pnml_distribution(torch.tensor(values), torch.tensor(forms), count, alpha, keep_argmax)
-            summary = calibration_summary(found, truth)
-            kept = {name: summary[name] for name in ("nll", "ece", "accuracy", "brier")}
-            rows.append({"alpha": float(alpha), "keep_argmax": keep_argmax, **kept})
+            pnml = pnml_distribution(torch.tensor(values), torch.tensor(scores), count, alpha, keep_argmax)
+            summary = calibration_summary(pnml, truth)
+            metrics = {name: summary[name] for name in ("nll", "ece", "accuracy", "brier")}
+            rows.append({"alpha": float(alpha), "keep_argmax": keep_argmax, **metrics})
     return pd.DataFrame(rows)
 
 
 def plot_reliability(curves: Mapping[str, ReliabilityCurve], target: str | os.PathLike[str] | Axes) -> None:
-    """Draw accuracy over confidence, with the diagonal of perfect calibration: below it is overconfident.
+    """Plot accuracy over confidence. Curves below the diagonal are overconfident.
 
     Args:
-        curves: By name.
-        target: Axes to draw into; or a file to write, whose ending says the format (png, svg, pdf). Atomic.
+        curves: Reliability curves by name.
+        target: Matplotlib axes, or the path of a file to write. The suffix sets the format (png, svg, pdf). Atomic.
     """
     if not curves:
         raise DataError("plot_reliability needs at least one curve, but got none.")
     if not isinstance(target, str | os.PathLike):
         _draw(curves, target)
         return
-    from matplotlib.figure import Figure  # not needed for any metric, and slow to import
+    from matplotlib.figure import Figure  # slow import that the metrics do not need
 
     figure = Figure(figsize=(5, 5), layout="constrained")
-    kind, known = Path(target).suffix.removeprefix(".").lower(), figure.canvas.get_supported_filetypes()
-    if kind not in known:
-        raise SettingError(f"Cannot draw into '{target}': the ending must be one of {', '.join(sorted(known))}.")
+    suffix, supported = Path(target).suffix.removeprefix(".").lower(), figure.canvas.get_supported_filetypes()
+    if suffix not in supported:
+        raise SettingError(
+            f"Cannot write a plot to '{target}': the suffix must be one of {', '.join(sorted(supported))}."
+        )
     _draw(curves, figure.add_subplot())
     with written_atomically(target) as scratch:
-        figure.savefig(scratch, format=kind)
+        figure.savefig(scratch, format=suffix)
 
 
 def _draw(curves: Mapping[str, ReliabilityCurve], axes: Axes) -> None:
@@ -221,21 +197,15 @@ def _draw(curves: Mapping[str, ReliabilityCurve], axes: Axes) -> None:
 
 
 def checked_probabilities(probability: ArrayLike, label: ArrayLike) -> tuple[Floats, Integers]:
-    """Probabilities as float64 [N, K] and labels as int64 [N].
+    """Return the probabilities as float64 [N, K] and the labels as int64 [N].
 
     Raises:
-        DataError: If the probabilities are none.
+        DataError: If the values are not probabilities.
         LabelError: If the labels are not integers in 0 ... K-1, one for each row.
     """
-    values, truth = np.asarray(probability, dtype=np.float64), np.asarray(label)
+    values = np.asarray(probability, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise DataError(f"probabilities must have shape [N, K] with N > 0, but have {list(values.shape)}.")
     if not (values >= 0).all() or not (abs(values.sum(1) - 1) <= SUM_TOLERANCE).all():
         raise DataError("Every row of probabilities must be at least 0 and sum to 1. For logits use softmax first.")
-    if truth.shape != (len(values),) or truth.dtype.kind not in "iu":
-        raise LabelError(
-            f"labels must be integers of shape [{len(values)}], but are {truth.dtype} of shape {list(truth.shape)}."
-        )
-    if truth.min() < 0 or truth.max() >= values.shape[1]:
-        raise LabelError(f"labels must be in 0 ... {values.shape[1] - 1}, but go from {truth.min()} to {truth.max()}.")
-    return values, truth.astype(np.int64)
+    return values, checked_labels(label, *values.shape)

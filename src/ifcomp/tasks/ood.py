@@ -1,6 +1,6 @@
-"""Which inputs are unlike anything the model knows: thresholds, flags and metrics on scores.
+"""Out-of-distribution (OOD) detection on scores: thresholds, flags and metrics.
 
-Larger = more surprising, more out-of-distribution (OOD), everywhere.
+Larger scores = more surprising, more out-of-distribution.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from ifcomp.errors import SettingError
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.metrics import checked_scores
 
-#: The damping to score with for out-of-distribution detection. Small eigenvalues of the curvature carry the signal, and
-#: larger damping hides it: on a MNIST LeNet at beta = 0.66, AUROC against KMNIST and notMNIST is 98.9 and 99.0 % with
-#: next to no damping, 98.5 and 97.8 % with ``Relative(0.1)``; at beta = 0.1 the loss is far larger.
+#: Damping of the scores for OOD detection. OOD inputs stand out along low-curvature directions, which larger damping
+#: suppresses: for a MNIST LeNet at beta = 0.66, the AUROC against KMNIST and notMNIST is 98.9 and 99.0 % with almost
+#: no damping, and 98.5 and 97.8 % with ``Relative(0.1)``. At beta = 0.1 the difference is far larger.
 OOD_DAMPING = Relative(1e-4)
 
-#: The score that is compared with the threshold, in nats. At beta = 1 it is far above parametric complexity
-#: where the model is sure of strange inputs, and about as good or better elsewhere (experiments/ood_defaults/results).
+#: Default score, in nats. At beta = 1 its AUROC is far above that of parametric complexity if the model is confident on
+#: OOD inputs, and about equal or better otherwise (experiments/ood_defaults/results).
 OOD_COLUMN = "bounded_complexity"
 
-#: The score in its place where scores are from probes, which do not give single labels, or capped; in nats.
+#: Score for tables from probes, which lack bounded complexity, and for capped scores; in nats.
 PARAMETRIC_COLUMN = "parametric_complexity"
 
-
-#: The columns about the input.
+#: Columns that describe the input.
 _COLUMNS = ("index", "prediction", "confidence", "expected_influence", OOD_COLUMN, PARAMETRIC_COLUMN, "surprise")
 
 
 @dataclass(frozen=True)
 class OODMetrics:
-    """How well scores tell in-distribution (in) from out-of-distribution (out) inputs; all from 0 to 1.
+    """Separation of in-distribution (ID) and OOD inputs by a score; all values are in [0, 1].
 
     Attributes:
-        auroc: Probability that an out input has a larger score than an in input; 0.5 is chance, larger is better.
-        aupr_in: Average precision of finding in inputs by small scores; larger is better.
-        aupr_out: Average precision of finding out inputs by large scores; larger is better.
-        fpr95: Share of out inputs that are accepted when 95 % of in inputs are; smaller is better.
+        auroc: Probability that an OOD input has a larger score than an ID input; 0.5 is chance, larger is better.
+        aupr_in: Average precision of detecting ID inputs by small scores; larger is better.
+        aupr_out: Average precision of detecting OOD inputs by large scores; larger is better.
+        fpr95: Share of OOD inputs accepted at the threshold that accepts 95 % of ID inputs; smaller is better.
     """
 
     auroc: float
@@ -52,11 +51,13 @@ class OODMetrics:
 
 
 def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
-    """The smallest of the scores such that at least a share ``tpr`` of them is not larger, so accepted.
+    """Return the smallest score that accepts at least the share ``tpr`` of the inputs.
+
+    An input is accepted if its score is at most the threshold.
 
     Args:
-        scores: Of held-out in-distribution inputs, [N]; larger = more surprising.
-        tpr: True positive rate: the share of in-distribution inputs to accept, in (0, 1].
+        scores: Scores of held-out in-distribution inputs, [N]; larger = more surprising.
+        tpr: True positive rate: share of in-distribution inputs to accept, in (0, 1].
     """
     values = np.sort(checked_scores("scores", scores))
     if not 0 < tpr <= 1:
@@ -65,15 +66,15 @@ def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
 
 
 def flag_ood(table: ScoreTable, threshold: float, column: str = OOD_COLUMN) -> pd.DataFrame:
-    """Which examples of a table are out-of-distribution, most surprising first.
+    """Flag the examples whose score is above the threshold.
 
     Args:
-        table: Scores, made with the damping and beta that the threshold was made with.
-        threshold: Nats, from `ood_threshold` of the same column of in-distribution data.
-        column: The score; `PARAMETRIC_COLUMN` for scores from probes, and capped ones.
+        table: Scores with the same damping and beta as those of the threshold.
+        threshold: Threshold in nats, from `ood_threshold` of the same column on in-distribution data.
+        column: Name of the score; `PARAMETRIC_COLUMN` for scores from probes and for capped scores.
 
     Returns:
-        A frame with ``index``, the columns about the input, and ``is_ood``: whether the score is above the threshold.
+        Frame with ``index``, the columns that describe the input, and ``is_ood``; most surprising first.
     """
     if np.isnan(threshold):
         raise SettingError("threshold must be a number of nats, but is NaN.")
@@ -83,14 +84,14 @@ def flag_ood(table: ScoreTable, threshold: float, column: str = OOD_COLUMN) -> p
 
 
 def ood_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> OODMetrics:
-    """How well scores separate.
+    """Measure how well scores separate in-distribution from OOD inputs.
 
     Args:
-        in_scores: Of in-distribution inputs, [N]; larger = more surprising.
-        out_scores: Of out-of-distribution inputs, [M].
+        in_scores: Scores of in-distribution inputs, [N]; larger = more surprising.
+        out_scores: Scores of OOD inputs, [M].
     """
     inside, outside = checked_scores("in_scores", in_scores), checked_scores("out_scores", out_scores)
-    _, values = np.unique(np.concatenate([inside, outside]), return_inverse=True)  # ranks: infinite scores are fine
+    _, values = np.unique(np.concatenate([inside, outside]), return_inverse=True)  # ranks; scores may be infinite
     is_out = np.arange(len(values)) >= len(inside)
     return OODMetrics(
         auroc=float(roc_auc_score(is_out, values)),

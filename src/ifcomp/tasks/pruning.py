@@ -1,4 +1,4 @@
-"""Which training examples can be dropped: those of the lowest stochastic complexity, learnt best."""
+"""Pruning of a training set: drop the examples of lowest stochastic complexity first."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ifcomp.tasks.metrics import checked_scores
 
 Integers = NDArray[np.int64]
 
-#: What to score with before pruning: parametric complexity still counts beside the error.
+#: Damping of the scores for pruning. With larger damping the error dominates the parametric complexity.
 PRUNING_DAMPING = Relative(1.0)
 
-#: So that 0.29 of 100 are 29, although the product is a little less.
+#: Tolerance of ``floor(fraction * N)``: 0.29 * 100 is slightly less than 29 in floating point.
 _ROUNDING = 1e-9
 
 
 def keep_lists(table: ScoreTable, fractions: Iterable[float], *, balanced: bool = False) -> dict[float, Integers]:
-    """Positions of the examples to keep after dropping each fraction, lowest stochastic complexity first.
+    """Return the positions of the examples to keep after dropping each fraction of the data.
 
-    The lists are nested: what a larger fraction keeps, a smaller one keeps too. Equal complexities are dropped in the
-    order of the data.
+    The examples of lowest stochastic complexity are dropped first, ties in the order of the data. The lists are nested:
+    an example that is kept at a larger fraction is kept at a smaller one.
 
     Args:
         table: Scores of the training data with labels.
-        fractions: To drop, each in [0, 1); of N examples ``floor(fraction * N)`` are dropped.
-        balanced: Drop the fraction of each class instead of the whole; every class keeps at least one example.
+        fractions: Fractions to drop, each in [0, 1); of N examples ``floor(fraction * N)`` are dropped.
+        balanced: Drop the fraction of each class separately; every class keeps at least one example.
 
     Returns:
-        For each fraction, the values of the column ``index`` to keep, increasing.
+        Sorted values of the column ``index`` to keep, by fraction.
     """
-    wanted = [float(fraction) for fraction in fractions]
-    wrong = [fraction for fraction in wanted if not 0 <= fraction < 1]
-    if wrong:
-        raise SettingError(f"fractions must be in [0, 1), but {', '.join(map(str, wrong))} are not.")
+    fractions = [float(fraction) for fraction in fractions]
+    invalid = [fraction for fraction in fractions if not 0 <= fraction < 1]
+    if invalid:
+        raise SettingError(f"fractions must be in [0, 1), but {', '.join(map(str, invalid))} are not.")
     index = table.column("index")
     order = np.lexsort((index, checked_scores("stochastic complexities", table.column("stochastic_complexity"))))
     group = table.column("label")[order] if balanced else np.zeros(len(order), dtype=np.int64)
     rank, size = _ranks_within(group)
-    return {fraction: np.sort(index[order[rank >= np.floor(fraction * size + _ROUNDING)]]) for fraction in wanted}
+    return {fraction: np.sort(index[order[rank >= np.floor(fraction * size + _ROUNDING)]]) for fraction in fractions}
 
 
 def _ranks_within(group: NDArray[np.int64]) -> tuple[Integers, Integers]:
-    """For each example its position within its group, and the size of the group, [N] each."""
+    """Return the rank of each example within its group and the size of the group, [N] each."""
     rank, size = np.empty_like(group), np.empty_like(group)
     for value in np.unique(group):
-        own = group == value
-        rank[own], size[own] = np.arange(own.sum()), own.sum()
+        members = group == value
+        rank[members], size[members] = np.arange(members.sum()), members.sum()
     return rank, size

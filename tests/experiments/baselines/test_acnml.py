@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,11 @@ from torch.testing import assert_close
 
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type, basis_arguments, fitted, library_block, oracle_blocks
-from experiments.baselines import acnml
 from experiments.baselines.acnml import Acnml, DiagonalCovariance
 from experiments.baselines.swag import WeightMoments, swa_model
 from ifcomp import IFComp
 from ifcomp.curvature.factors import Relative
-from ifcomp.errors import ModelError, NonFiniteError, SettingError
+from ifcomp.errors import ModelError, NonFiniteError, NotFittedError, SettingError
 from oracles import Inputs, block_jacobian, ekfac_inverse
 
 CASES = {case.name: case for case in [*LAYER_CASES, *MODEL_CASES]}
@@ -48,8 +48,8 @@ def fitted_probability(model: nn.Module, example: Inputs, label: int, times: Tim
     base = {n: p.detach().clone() for n, p in moving.named_parameters() if p.requires_grad}
     for _ in range(steps):
         parameters = [moving.get_parameter(name) for name in base]
-        found = torch.autograd.grad(-log_probabilities(moving, example)[label], parameters, materialize_grads=True)
-        change = times(dict(zip(base, found, strict=True)))
+        gradients = torch.autograd.grad(-log_probabilities(moving, example)[label], parameters, materialize_grads=True)
+        change = times(dict(zip(base, gradients, strict=True)))
         with torch.no_grad():
             for name, value in base.items():
                 moving.get_parameter(name).copy_(value - change[name])
@@ -60,13 +60,14 @@ def dense_times(case: Case, ifc: IFComp, damping: float, scale: float) -> Times:
     """``scale/n (F + delta)^-1`` as one dense matrix over all trainable parameters, one after the other."""
     shapes = {name: p.shape for name, p in ifc.model.named_parameters() if p.requires_grad}
     sizes = [shape.numel() for shape in shapes.values()]
-    numbers = torch.arange(sum(sizes)).split(sizes)
-    places = {name: own.view(1, 1, *shapes[name]) for name, own in zip(shapes, numbers, strict=True)}
+    indices = torch.arange(sum(sizes)).split(sizes)
+    positions = {name: index.view(1, 1, *shapes[name]) for name, index in zip(shapes, indices, strict=True)}
     covariance = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64)
     for block in oracle_blocks(case):
-        own = library_block(ifc, block)
-        order = block_jacobian(places, block).flatten()
-        inverse = ekfac_inverse(ifc.factors.blocks[own.name].second_moments, damping, **basis_arguments(ifc, own))
+        fitted_block = library_block(ifc, block)
+        order = block_jacobian(positions, block).flatten()
+        moments = ifc.factors.blocks[fitted_block.name].second_moments
+        inverse = ekfac_inverse(moments, damping, **basis_arguments(ifc, fitted_block))
         covariance[order[:, None], order] = scale / ifc.factors.count * inverse
 
     def times(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,8 +100,8 @@ def test_ekfac_variant_is_the_published_procedure(name: str) -> None:
     ifc = fitted(case, size=4)
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-2, scale=0.5)
-    found = Acnml.from_ekfac(ifc.model, ifc.factors, damping=1e-2, scale=0.5, steps=3).hindsight_proba(inputs)
-    assert_close(found, brute_force(ifc.model, inputs, times, steps=3), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=3).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(ifc.model, inputs, times, steps=3), rtol=1e-8, atol=1e-12)
 
 
 def test_ekfac_variant_with_shared_offsets() -> None:
@@ -108,8 +109,8 @@ def test_ekfac_variant_with_shared_offsets() -> None:
     ifc = fitted(case, size=4, sua=True)
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-2, scale=0.5)
-    found = Acnml.from_ekfac(ifc.model, ifc.factors, damping=1e-2, scale=0.5, steps=2).hindsight_proba(inputs)
-    assert_close(found, brute_force(ifc.model, inputs, times, steps=2), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_ekfac(ifc, damping=1e-2, scale=0.5, steps=2).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(ifc.model, inputs, times, steps=2), rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d_groups", "lenet", "tied", "attention_padding"])
@@ -123,8 +124,8 @@ def test_swag_variant_is_the_published_procedure(name: str) -> None:
     def times(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: 0.5 * moments.variance[name] * gradient for name, gradient in gradients.items()}
 
-    found = Acnml.from_swag(model, moments).hindsight_proba(inputs)
-    assert_close(found, brute_force(model, inputs, times, steps=5), rtol=1e-8, atol=1e-12)
+    hindsight = Acnml.from_swag(model, moments).hindsight_proba(inputs)
+    assert_close(hindsight, brute_force(model, inputs, times, steps=5), rtol=1e-8, atol=1e-12)
 
 
 def test_defaults_are_those_of_the_published_code() -> None:
@@ -132,9 +133,11 @@ def test_defaults_are_those_of_the_published_code() -> None:
     ifc = fitted(case)
     inputs = as_type(case.sample(3, seed=5), torch.float64)
     times = dense_times(case, ifc, damping=1e-12, scale=1e-4)
-    found = Acnml.from_ekfac(ifc.model, ifc.factors, damping=1e-12)
-    assert (found.steps, found.relaxation) == (5, 1.0)
-    assert_close(found.hindsight_proba(inputs), brute_force(ifc.model, inputs, times, steps=5), rtol=1e-7, atol=1e-12)
+    predictive = Acnml.from_ekfac(ifc, damping=1e-12)
+    assert (predictive.steps, predictive.relaxation) == (5, 1.0)
+    assert_close(
+        predictive.hindsight_proba(inputs), brute_force(ifc.model, inputs, times, steps=5), rtol=1e-7, atol=1e-12
+    )
 
 
 def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
@@ -142,7 +145,7 @@ def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
     model = nn.Linear(3, 4).double()
     x = torch.randn(2, 3).double()
     variance = {name: torch.rand(value.shape).double() + 0.1 for name, value in model.named_parameters()}
-    found = Acnml(model, DiagonalCovariance(variance), steps=400, relaxation=0.1).hindsight_proba(x)
+    hindsight = Acnml(model, DiagonalCovariance(variance), steps=400, relaxation=0.1).hindsight_proba(x)
     base = np.concatenate([model.weight.detach().numpy().ravel(), model.bias.detach().numpy()])
     precision = 1 / np.concatenate([variance["weight"].numpy().ravel(), variance["bias"].numpy()])
 
@@ -157,15 +160,15 @@ def test_many_small_steps_reach_the_minimiser_of_logistic_regression() -> None:
                 return float(-log_p(theta, inputs)[label] + 0.5 * (precision * (theta - base) ** 2).sum())
 
             best = minimize(objective, base, method="BFGS", options={"gtol": 1e-7})
-            assert float(found[index, label]) == pytest.approx(np.exp(log_p(best.x, inputs)[label]), rel=1e-6)
+            assert float(hindsight[index, label]) == pytest.approx(np.exp(log_p(best.x, inputs)[label]), rel=1e-6)
 
 
 def test_relaxed_and_restarted_steps_share_their_fixed_point() -> None:
     ifc = fitted(CASES["linear"])
     inputs = as_type(CASES["linear"].sample(2, seed=5), torch.float64)
     options = {"scale": 0.02, "damping": Relative(1.0)}
-    restarted = Acnml.from_ekfac(ifc.model, ifc.factors, steps=60, **options).hindsight_proba(inputs)
-    relaxed = Acnml.from_ekfac(ifc.model, ifc.factors, steps=150, relaxation=0.3, **options).hindsight_proba(inputs)
+    restarted = Acnml.from_ekfac(ifc, steps=60, **options).hindsight_proba(inputs)
+    relaxed = Acnml.from_ekfac(ifc, steps=150, relaxation=0.3, **options).hindsight_proba(inputs)
     assert_close(relaxed, restarted, rtol=1e-7, atol=1e-12)
 
 
@@ -176,10 +179,7 @@ def test_gain_of_a_narrow_posterior_is_the_influence(name: str) -> None:
     ifc = fitted(case)
     inputs = as_type(case.sample(3, seed=5), torch.float64)
     scale = 1e-6
-    plain, narrow = (
-        Acnml.from_ekfac(ifc.model, ifc.factors, damping=0.1, scale=s, steps=1).hindsight_proba(inputs)
-        for s in (0.0, scale)
-    )
+    plain, narrow = (Acnml.from_ekfac(ifc, damping=0.1, scale=s, steps=1).hindsight_proba(inputs) for s in (0.0, scale))
     gain = (narrow / plain - 1) * ifc.factors.count / scale
     assert_close(gain, ifc.influence(inputs, damping=0.1), rtol=1e-3, atol=1e-6)
 
@@ -188,29 +188,35 @@ def test_without_a_posterior_it_is_the_model() -> None:
     ifc = fitted(CASES["lenet"])
     inputs = as_type(CASES["lenet"].sample(3), torch.float64)
     expected = torch.softmax(ifc.model(inputs), 1).detach()
-    assert_close(
-        Acnml.from_ekfac(ifc.model, ifc.factors, scale=0.0).predict_proba(inputs), expected, rtol=1e-12, atol=0
-    )
+    assert_close(Acnml.from_ekfac(ifc, scale=0.0).predict_proba(inputs), expected, rtol=1e-12, atol=0)
 
 
 def test_hindsight_is_normalised_and_spreads_over_labels() -> None:
     ifc = fitted(CASES["lenet"])
     inputs = as_type(CASES["lenet"].sample(3), torch.float64)
-    predictive = Acnml.from_ekfac(ifc.model, ifc.factors, scale=1e-3)
+    predictive = Acnml.from_ekfac(ifc, scale=1e-3, damping=Relative(0.1))
     hindsight = predictive.hindsight_proba(inputs)
     assert (hindsight > torch.softmax(ifc.model(inputs), 1)).all()  # fitting a label makes it more probable
     assert_close(predictive.predict_proba(inputs), hindsight / hindsight.sum(1, keepdim=True))
 
 
-def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_the_number_of_pairs_fitted_together_makes_no_difference(pairs: int) -> None:
     ifc = fitted(CASES["lenet"])
     inputs = as_type(CASES["lenet"].sample(4), torch.float64)
-    predictive = Acnml.from_ekfac(ifc.model, ifc.factors)
-    whole = predictive.predict_proba(inputs)
-    monkeypatch.setattr(acnml, "_MOST_PAIRS", 3)
-    assert_close(predictive.predict_proba(inputs), whole, rtol=1e-12, atol=0)
-    monkeypatch.setattr(acnml, "CHUNK_BYTES", 1)
-    assert_close(predictive.predict_proba(inputs), whole, rtol=1e-12, atol=0)
+    predictive = Acnml.from_ekfac(ifc)
+    weights = sum(8 * value.numel() for value in ifc.model.parameters())
+    limited = replace(predictive, memory=6 * pairs * weights)
+    assert limited._pairs_at_once() == pairs < predictive._pairs_at_once()
+    assert_close(limited.predict_proba(inputs), predictive.predict_proba(inputs), rtol=1e-12, atol=0)
+
+
+def test_chosen_labels_are_columns() -> None:
+    ifc = fitted(CASES["lenet"])
+    inputs = as_type(CASES["lenet"].sample(3), torch.float64)
+    predictive = Acnml.from_ekfac(ifc)
+    expected = predictive.hindsight_proba(inputs)[:, [2, 0]]
+    assert_close(predictive.hindsight_proba(inputs, labels=[2, 0]), expected, rtol=1e-12, atol=0)
 
 
 def test_only_fitted_layers_move() -> None:
@@ -219,27 +225,29 @@ def test_only_fitted_layers_move() -> None:
     inputs = as_type(case.sample(2, seed=5), torch.float64)
     trunk, head = ifc.model[:-1], copy.deepcopy(ifc.model[-1])
     fit_of_head = IFComp(head, fisher="exact").fit([trunk(as_type(case.sample(7, seed=1), torch.float64)).detach()])
-    found = Acnml.from_ekfac(ifc.model, ifc.factors).predict_proba(inputs)
-    expected = Acnml.from_ekfac(head, fit_of_head.factors).predict_proba(trunk(inputs).detach())
-    assert_close(found, expected, rtol=1e-9, atol=0)
+    probability = Acnml.from_ekfac(ifc, damping=Relative(0.1)).predict_proba(inputs)
+    expected = Acnml.from_ekfac(fit_of_head, damping=Relative(0.1)).predict_proba(trunk(inputs).detach())
+    assert_close(probability, expected, rtol=1e-9, atol=0)
 
 
-def test_refuses_what_means_nothing() -> None:
+def test_invalid_settings_are_refused() -> None:
     case = CASES["linear"]
     ifc, tempered = fitted(case), fitted(case, beta=0.5)
+    with pytest.raises(NotFittedError, match="fit"):
+        Acnml.from_ekfac(IFComp(ifc.model))
     with pytest.raises(SettingError, match="beta"):
-        Acnml.from_ekfac(tempered.model, tempered.factors)
+        Acnml.from_ekfac(tempered)
     with pytest.raises(SettingError, match="relaxation"):
-        Acnml.from_ekfac(ifc.model, ifc.factors, relaxation=1.5)
+        Acnml.from_ekfac(ifc, relaxation=1.5)
     with pytest.raises(SettingError, match="steps"):
-        Acnml.from_ekfac(ifc.model, ifc.factors, steps=0)
+        Acnml.from_ekfac(ifc, steps=0)
     with pytest.raises(SettingError, match="scale"):
-        Acnml.from_ekfac(ifc.model, ifc.factors, scale=-1.0)
+        Acnml.from_ekfac(ifc, scale=-1.0)
     with pytest.raises(ModelError, match="swa_model"):
         Acnml.from_swag(ifc.model, trained_path(ifc.model, 0.1))
 
 
-def test_says_when_steps_diverge() -> None:
+def test_divergence_is_reported() -> None:
     model = CASES["linear"].make()
     covariance = DiagonalCovariance({name: torch.full_like(p.detach(), 1e30) for name, p in model.named_parameters()})
     with pytest.raises(NonFiniteError, match=r"example 0 .*diverges"):

@@ -1,4 +1,4 @@
-"""MC-dropout against all masks written out, and against single examples run by plain torch."""
+"""MC dropout against all masks written out, and against single examples run by plain torch."""
 
 import itertools
 
@@ -34,16 +34,16 @@ def test_many_samples_reach_the_mean_over_all_masks() -> None:
         p = torch.softmax(linear(x * torch.tensor(mask) / (1 - rate)), 1).detach()
         mean, square = mean + weight * p, square + weight * p**2
     samples = 500
-    found = MonteCarloDropout(nn.Sequential(nn.Dropout(rate), linear), samples).predict_proba(x)
+    probability = MonteCarloDropout(nn.Sequential(nn.Dropout(rate), linear), samples).predict_proba(x)
     deviation = ((square - mean**2) / samples).sqrt()
-    assert ((found - mean).abs() < 4 * deviation).all()
+    assert ((probability - mean).abs() < 4 * deviation).all()
     plain = torch.softmax(linear(x), 1)
     assert ((plain - mean).abs() > 8 * deviation).any()  # the mean is not what dropping nothing gives
 
 
 def test_is_the_mean_over_networks_that_every_example_goes_through_alone() -> None:
     model, x = network(), torch.randn(5, 2, 3, 3).double()
-    found = MonteCarloDropout(model, samples=6, seed=3).predict_proba(x)
+    probability = MonteCarloDropout(model, samples=6, seed=3).predict_proba(x)
     model.eval()
     for module in model:
         module.train("Dropout" in type(module).__name__)
@@ -54,7 +54,7 @@ def test_is_the_mean_over_networks_that_every_example_goes_through_alone() -> No
             torch.manual_seed(derived_seed(3, index))
             sampled.append(torch.softmax(model(example[None])[0], 0))
         rows.append(torch.stack(sampled).mean(0))
-    assert_close(found, torch.stack(rows).detach(), rtol=1e-12, atol=0)
+    assert_close(probability, torch.stack(rows).detach(), rtol=1e-12, atol=0)
 
 
 def test_seeds_decide() -> None:

@@ -1,4 +1,6 @@
-"""Explicit inverse-times-gradient products against dense matrices, for every kind of layer."""
+"""Products of the inverse curvature with gradients against dense matrices, for every kind of layer."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,17 +9,16 @@ from torch.func import vmap
 
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import assert_same, basis_arguments, fitted, library_block, oracle_blocks
-from experiments.baselines.ekfac import EkfacCovariance, fitted_blocks
-from ifcomp import IFComp
-from ifcomp.curvature.factors import Relative
-from ifcomp.errors import FingerprintError
-from oracles import block_jacobian, ekfac_inverse
+from experiments.baselines.ekfac import EkfacCovariance
+from ifcomp import IFComp, Relative
+from ifcomp.errors import ModelError, SettingError
+from oracles import OracleBlock, block_jacobian, ekfac_inverse
 
 DAMPING = 1e-2
 
 
 def random_gradients(ifc: IFComp, *leading: int) -> dict[str, Tensor]:
-    """Something in the shape of every trainable parameter."""
+    """Random tensors in the shapes of the trainable parameters."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: torch.randn(*leading, *value.shape, generator=generator, dtype=torch.float64)
@@ -32,6 +33,13 @@ def canonical(case: Case, values: dict[str, Tensor]) -> list[Tensor]:
     return [block_jacobian(single, block).flatten() for block in oracle_blocks(case)]
 
 
+def dense_inverse(ifc: IFComp, block: OracleBlock) -> Tensor:
+    """``(F + delta)^-1`` of a block as a dense matrix."""
+    fitted_block = library_block(ifc, block)
+    moments = ifc.factors.blocks[fitted_block.name].second_moments
+    return ekfac_inverse(moments, DAMPING, **basis_arguments(ifc, fitted_block))
+
+
 CASES = [*LAYER_CASES, *MODEL_CASES]
 
 
@@ -43,16 +51,12 @@ CASES = [*LAYER_CASES, *MODEL_CASES]
 def test_product_is_that_of_the_dense_inverse(case: Case, sua: bool) -> None:
     ifc = fitted(case, size=4, sua=sua)
     gradients = random_gradients(ifc)
-    covariance = EkfacCovariance(ifc.model, ifc.factors, DAMPING, scale=3.0)
-    found = covariance.times(gradients)
-    assert covariance.names == found.keys()
-    expected = [
-        3.0 * ekfac_inverse(ifc.factors.blocks[own.name].second_moments, DAMPING, **basis_arguments(ifc, own)) @ vector
-        for own, vector in zip(
-            (library_block(ifc, block) for block in oracle_blocks(case)), canonical(case, gradients), strict=True
-        )
-    ]
-    for product, truth in zip(canonical(case, found), expected, strict=True):
+    covariance = EkfacCovariance(ifc, DAMPING, scale=3.0)
+    products = covariance.multiply(gradients)
+    assert covariance.names == products.keys()
+    vectors = zip(oracle_blocks(case), canonical(case, gradients), strict=True)
+    expected = [3.0 * dense_inverse(ifc, block) @ vector for block, vector in vectors]
+    for product, truth in zip(canonical(case, products), expected, strict=True):
         assert_same(product, truth)
 
 
@@ -60,26 +64,35 @@ def test_product_is_that_of_the_dense_inverse(case: Case, sua: bool) -> None:
 def test_product_runs_under_vmap(name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     ifc = fitted(case, size=4)
-    covariance = EkfacCovariance(ifc.model, ifc.factors, Relative(0.1), scale=1.0)
-    many = random_gradients(ifc, 3)
-    found = vmap(covariance.times)(many)
+    covariance = EkfacCovariance(ifc, Relative(0.1), scale=1.0)
+    gradients = random_gradients(ifc, 3)
+    products = vmap(covariance.multiply)(gradients)
     for index in range(3):
-        alone = covariance.times({name: value[index] for name, value in many.items()})
+        alone = covariance.multiply({name: value[index] for name, value in gradients.items()})
         for name, value in alone.items():
-            assert_same(found[name][index], value)
+            assert_same(products[name][index], value)
 
 
-def test_what_the_fit_leaves_out_does_not_move() -> None:
+def test_parameters_outside_of_the_fit_get_zero() -> None:
     case = next(case for case in MODEL_CASES if case.name == "lenet")
     ifc = fitted(case, size=4, layers="last")
-    covariance = EkfacCovariance(ifc.model, ifc.factors, DAMPING, scale=1.0)
+    covariance = EkfacCovariance(ifc, DAMPING, scale=1.0)
     assert covariance.names == {"11.weight", "11.bias"}
-    found = covariance.times(random_gradients(ifc))
-    assert {name for name, value in found.items() if value.any()} == covariance.names
+    products = covariance.multiply(random_gradients(ifc))
+    assert {name for name, value in products.items() if value.any()} == covariance.names
 
 
-def test_factors_of_another_model_are_refused() -> None:
-    cases = {case.name: case for case in LAYER_CASES}
-    ifc = fitted(cases["linear"], size=4)
-    with pytest.raises(FingerprintError, match=r"for 0\b"):
-        fitted_blocks(cases["linear_no_bias"].make(), ifc.factors)
+def test_a_block_whose_name_is_not_a_layer_is_refused() -> None:
+    ifc = fitted(next(case for case in LAYER_CASES if case.name == "linear"), size=4)
+    renamed = {f"other.{name}": block for name, block in ifc.factors.blocks.items()}
+    ifc.factors = replace(ifc.factors, blocks=renamed)
+    with pytest.raises(ModelError, match=r"block 'other\."):
+        EkfacCovariance(ifc, DAMPING, scale=1.0)
+
+
+def test_directions_without_curvature_need_damping() -> None:
+    ifc = fitted(next(case for case in MODEL_CASES if case.name == "lenet"), size=4)
+    zero = {name: replace(block, second_moments=0 * block.second_moments) for name, block in ifc.factors.blocks.items()}
+    ifc.factors = replace(ifc.factors, blocks=zero)
+    with pytest.raises(SettingError, match="above 0"):
+        EkfacCovariance(ifc, 0.0, scale=1.0)

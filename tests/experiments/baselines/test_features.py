@@ -1,4 +1,4 @@
-"""A classifier split into features and head gives its own logits again, whatever its kind."""
+"""The head applied to the features gives the logits of the model, for classifiers of every kind."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cases import LAYER_CASES, MODEL_CASES
-from experiments.baselines.features import find_stages, run_data, split_classifier
+from experiments.baselines.features import find_stages, split_classifier
 from experiments.models import LeNet, resnet18, resnet20
-from ifcomp.errors import EmptyDataError, LabelError, ModelError
+from ifcomp.errors import ModelError
 
 CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
 
@@ -28,10 +28,10 @@ def test_features_are_the_input_of_the_last_linear() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
     x = torch.randn(5, 4, requires_grad=True)
     features, head = split_classifier(model, x)
-    found = features(x)
+    values = features(x)
     assert head is model[3]
-    assert_close(found, model[0](x).relu())
-    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert_close(values, model[0](x).relu())
+    (gradient,) = torch.autograd.grad(values.sum(), x)
     assert gradient.abs().sum() > 0
     assert model.training
     assert model[1].training
@@ -63,30 +63,6 @@ def test_models_without_a_head_are_refused(model: nn.Module) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_run_data_gives_everything_in_order() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
-    x, y = torch.randn(7, 4), torch.arange(7) % 3
-    outputs = run_data(model, [(x[:3], y[:3]), (x[3:], y[3:])], head=model[3])
-    hidden = model[0](x).relu().detach()
-    assert_close(outputs.features, hidden)
-    assert_close(outputs.logits, model[3](hidden).detach())
-    assert torch.equal(outputs.labels, y)
-    plain = run_data(model, [(x, -y)], labels=False)
-    assert plain.labels is None
-    assert plain.features is None
-    assert_close(plain.logits, outputs.logits)
-    assert not model[3]._forward_pre_hooks
-
-
-def test_run_data_refuses_bad_data() -> None:
-    model = nn.Linear(4, 3)
-    with pytest.raises(EmptyDataError):
-        run_data(model, [])
-    with pytest.raises(LabelError, match="labels are needed"):
-        run_data(model, [torch.randn(2, 4)])
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "names"),
     [
@@ -100,6 +76,6 @@ def test_run_data_refuses_bad_data() -> None:
 def test_stages_are_the_last_modules_of_every_resolution(
     model: nn.Module, shape: tuple[int, ...], names: list[str]
 ) -> None:
-    found = find_stages(model, torch.randn(2, *shape))
+    stages = find_stages(model, torch.randn(2, *shape))
     by_module = {module: name for name, module in model.named_modules()}
-    assert [by_module[module] for module in found] == names
+    assert [by_module[module] for module in stages] == names

@@ -1,6 +1,6 @@
 """Every detector against its published formula in numpy, on the network's layers called one by one.
 
-This checks what the library adds to pytorch-ood: the features, the head, the stages, and that larger means stranger.
+This checks the representations that the detectors of pytorch-ood get (features, head, stages) and the direction.
 """
 
 import copy
@@ -18,8 +18,9 @@ from scipy.stats import exponweib, multivariate_normal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.baselines import ood
-from experiments.baselines.ood import LEFT_OUT, OOD_BASELINES, all_ood_scores, ood_scores
+from experiments.baselines import detectors
+from experiments.baselines.detectors import LEFT_OUT, OOD_BASELINES
+from experiments.baselines.ood import ood_scores
 from ifcomp.errors import DataError, EmptyDataError, LabelError, MissingPackageError, ModelError, SettingError
 
 K, D = 3, 4
@@ -71,7 +72,7 @@ class Given:
 
 
 @cache
-def given() -> Given:
+def prepare() -> Given:
     """A small CNN, trained until it is right but not sure; half of the test images are brighter noise."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(150) % K
@@ -129,11 +130,11 @@ def openmax(g: Given) -> np.ndarray:
     """The tail of the distances to a class's centre is a Weibull distribution; all classes are revised by rank."""
     unlikely = np.empty_like(g.logits)
     for k in range(K):
-        own = g.train_logits[g.labels == k]
-        tail = np.sort(np.linalg.norm(own - own.mean(0), axis=1))[-25:] + 10_000
+        members = g.train_logits[g.labels == k]
+        tail = np.sort(np.linalg.norm(members - members.mean(0), axis=1))[-25:] + 10_000
         shift = tail.min() - 10_000
         _, shape, _, scale = exponweib.fit(tail - shift, f0=1, floc=0)
-        distance = np.linalg.norm(g.logits - own.mean(0), axis=1)
+        distance = np.linalg.norm(g.logits - members.mean(0), axis=1)
         unlikely[:, k] = exponweib.cdf(distance + 10_000 - shift, 1, shape, 0, scale)
     rank = (-g.logits).argsort(1).argsort(1)
     removed = unlikely * (K - rank) / K
@@ -168,9 +169,11 @@ def rmd(g: Given) -> np.ndarray:
 def gmm(g: Given) -> np.ndarray:
     terms = []
     for k in range(K):
-        own = g.train_z[g.labels == k]
-        covariance = np.cov(own.T, bias=True) + 1e-6 * np.eye(D)
-        terms.append(np.log(len(own) / len(g.labels)) + multivariate_normal.logpdf(g.z, own.mean(0), covariance))
+        members = g.train_z[g.labels == k]
+        covariance = np.cov(members.T, bias=True) + 1e-6 * np.eye(D)
+        terms.append(
+            np.log(len(members) / len(g.labels)) + multivariate_normal.logpdf(g.z, members.mean(0), covariance)
+        )
     return -logsumexp(terms, 0)
 
 
@@ -326,7 +329,7 @@ def outside(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 
 def nac(g: Given) -> np.ndarray:
     """Share of neurons whose state, activation times gradient of KL(uniform || p), was seen 50 times in training."""
-    half = np.geomspace(1e-6, 0.5, 26).astype(np.float32)  # in the precision of the states, many of which are near 1
+    half = np.geomspace(1e-6, 0.5, 26).astype(np.float32)  # in the precision of the states, most of them near 1
     edges = np.concatenate([half, 1 - half[::-1][1:]])
     total = 0
     for stage in STAGES:
@@ -383,25 +386,26 @@ def batches(x: Tensor, size: int, y: Tensor | None = None) -> list:
 
 
 @cache
-def found() -> dict[str, dict[str, np.ndarray]]:
-    g = given()
-    return all_ood_scores(g.model, batches(g.x, 50, g.y), {"test": batches(g.test, 10), "train": batches(g.x, 70)})
+def all_scores() -> dict[str, dict[str, np.ndarray]]:
+    g = prepare()
+    train, loaders = batches(g.x, 50, g.y), {"test": batches(g.test, 10)}
+    return {name: ood_scores(name, g.model, train, loaders) for name in OOD_BASELINES}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_scores_follow_the_published_formula(name: str) -> None:
-    expected = FORMULAS[name](given())
+    expected = FORMULAS[name](prepare())
     assert expected.std() > 0
-    assert_allclose(found()[name]["test"], expected, rtol=1e-3, atol=1e-4 * expected.std())
+    assert_allclose(all_scores()[name]["test"], expected, rtol=1e-3, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("name", OOD_BASELINES)
 def test_scores_do_not_depend_on_batches_or_on_other_data(name: str) -> None:
-    g = given()
+    g = prepare()
     loaders = {"test": batches(g.test, 3), "one": [g.test[:1]]}
     scores = ood_scores(name, g.model, batches(g.x, 50, g.y), loaders)
-    assert_allclose(scores["test"], found()[name]["test"], rtol=1e-4)
-    assert_allclose(scores["one"], found()[name]["test"][:1], rtol=1e-4)
+    assert_allclose(scores["test"], all_scores()[name]["test"], rtol=1e-4)
+    assert_allclose(scores["one"], all_scores()[name]["test"][:1], rtol=1e-4)
 
 
 def test_every_detector_of_the_package_is_a_baseline_or_left_out_for_a_reason() -> None:
@@ -410,25 +414,26 @@ def test_every_detector_of_the_package_is_a_baseline_or_left_out_for_a_reason() 
     classes = {name for name in package.__all__ if isinstance(getattr(package, name), type)}
     assert {baseline.detector for baseline in OOD_BASELINES.values()} | LEFT_OUT.keys() == classes
     assert FORMULAS.keys() == OOD_BASELINES.keys()
-    rows = {line.split("|")[1].strip() for line in ood.__doc__.splitlines() if line.startswith("| ")}
+    rows = {line.split("|")[1].strip() for line in detectors.__doc__.splitlines() if line.startswith("| ")}
     assert rows - {"baseline"} == OOD_BASELINES.keys()
 
 
 def test_parameters_replace_defaults() -> None:
-    g = given()
+    g = prepare()
     scores = ood_scores("ReAct", g.model, batches(g.x, 50, g.y), {"test": [g.test]}, parameters={"percentile": 0.5})[
         "test"
     ]
     assert_allclose(scores, energy(g.logits_of(np.minimum(g.z, np.quantile(g.train_z, 0.5)))), rtol=1e-4)
-    with pytest.raises(SettingError, match="KNN cannot be made"):
+    with pytest.raises(SettingError, match="KNN cannot be built"):
         ood_scores("KNN", g.model, [(g.x, g.y)], {"test": [g.test]}, parameters={"neighbours": 3})
 
 
 def test_the_model_comes_back_as_it_was() -> None:
-    g = given()
+    g = prepare()
     g.model.train()
     before = {name: value.clone() for name, value in g.model.state_dict().items()}
-    all_ood_scores(g.model, [(g.x, g.y)], {"test": [g.test]}, ["ODIN", "MahalanobisODIN", "Gram", "NAC", "GradNorm"])
+    for name in ("ODIN", "MahalanobisODIN", "Gram", "NAC", "GradNorm"):
+        ood_scores(name, g.model, [(g.x, g.y)], {"test": [g.test]})
     assert g.model.training
     assert all(torch.equal(value, before[name]) for name, value in g.model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in g.model.parameters())
@@ -436,24 +441,24 @@ def test_the_model_comes_back_as_it_was() -> None:
 
 
 def test_random_numbers_are_left_alone() -> None:
-    g = given()
+    g = prepare()
     state = torch.get_rng_state()
     ood_scores("Gram", g.model, [(g.x, g.y)], {"test": [g.test]})
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_head_without_bias_and_double_precision() -> None:
-    g = given()
-    model = copy.deepcopy(g.model).double()
+    g = prepare()
+    model = copy.deepcopy(g.model)
     model[-1].bias = None
-    double = all_ood_scores(model, [(g.x.double(), g.y)], {"test": [g.test.double()]})
-    single = all_ood_scores(model.float(), [(g.x, g.y)], {"test": [g.test]})
-    for name, scores in double.items():
-        assert_allclose(scores["test"], single[name]["test"], rtol=1e-2, atol=1e-2 * single[name]["test"].std())
+    for name in OOD_BASELINES:
+        double = ood_scores(name, model.double(), [(g.x.double(), g.y)], {"test": [g.test.double()]})["test"]
+        single = ood_scores(name, model.float(), [(g.x, g.y)], {"test": [g.test]})["test"]
+        assert_allclose(double, single, rtol=1e-2, atol=1e-2 * single.std())
 
 
 def test_what_is_refused() -> None:
-    g = given()
+    g = prepare()
     train, test = [(g.x, g.y)], {"test": [g.test]}
     with pytest.raises(SettingError, match="MSP, MaxLogit"):
         ood_scores("Odin", g.model, train, test)
@@ -490,7 +495,7 @@ def test_networks_without_feature_maps_and_inputs_that_are_not_images() -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = given()
+    g = prepare()
     monkeypatch.setitem(sys.modules, "pytorch_ood.detector", None)
     with pytest.raises(MissingPackageError, match=r"ifcomp\[ood\]"):
         ood_scores("MSP", g.model, [(g.x, g.y)], {"test": [g.test]})

@@ -1,7 +1,6 @@
-"""Moments against numpy, SWA against torch's own averaging, and SWAG against draws written out by hand."""
+"""Moments against numpy, SWA against torch's averaging, and SWAG against draws written out by hand."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch.testing import assert_close
 from experiments.baselines.ensemble import DeepEnsemble
 from experiments.baselines.interface import derived_seed
 from experiments.baselines.swag import Swag, WeightMoments, swa_model
-from ifcomp.errors import DataError, ModelError, NotFittedError, SettingError, StorageError
+from ifcomp.errors import DataError, ModelError, NotFittedError, SettingError
 
 
 def network() -> nn.Module:
@@ -24,11 +23,11 @@ def network() -> nn.Module:
 def path(model: nn.Module, length: int = 4, offset: float = 0.0) -> list[nn.Module]:
     """Copies of a model with noise in the weights."""
     generator = torch.Generator().manual_seed(1)
-    made = [copy.deepcopy(model) for _ in range(length)]
-    for one in made:
-        for value in one.parameters():
+    models = [copy.deepcopy(model) for _ in range(length)]
+    for moved in models:
+        for value in moved.parameters():
             value.detach().add_(offset + torch.randn(value.shape, generator=generator).to(value))
-    return made
+    return models
 
 
 def collected(models: list[nn.Module]) -> WeightMoments:
@@ -96,7 +95,7 @@ def test_samples_have_the_collected_moments() -> None:
 def test_swag_is_the_mean_over_networks_with_their_own_statistics() -> None:
     models, data = path(network()), batches()
     moments, x = collected(models), torch.randn(5, 3).double()
-    found = Swag(models[0], moments, data, samples=3, seed=7).predict_proba(x)
+    probability = Swag(models[0], moments, data, samples=3, seed=7).predict_proba(x)
     rows = []
     for index in range(3):
         weights = moments.sample(derived_seed(7, index))
@@ -106,7 +105,7 @@ def test_swag_is_the_mean_over_networks_with_their_own_statistics() -> None:
         h = (x @ weights["0.weight"].T - mean) / (variance + 1e-5).sqrt()
         h = torch.relu(h * weights["1.weight"] + weights["1.bias"])
         rows.append(torch.softmax(h @ weights["3.weight"].T + weights["3.bias"], 1))
-    assert_close(found, torch.stack(rows).mean(0), rtol=1e-10, atol=1e-14)
+    assert_close(probability, torch.stack(rows).mean(0), rtol=1e-10, atol=1e-14)
 
 
 def test_without_variance_swag_is_swa() -> None:
@@ -135,20 +134,6 @@ def test_dicts_and_tied_weights() -> None:
     assert swa.norm.running_mean.abs().max() > 0
     swag = Swag(model, moments, data, samples=2)
     assert_close(swag.predict_proba(data[0]).sum(1), torch.ones(8).double())
-
-
-def test_moments_survive_a_file(tmp_path: Path) -> None:
-    moments = collected(path(network()))
-    moments.save(tmp_path / "moments.safetensors")
-    loaded = WeightMoments.load(tmp_path / "moments.safetensors")
-    assert loaded.count == moments.count
-    for name, value in moments.mean.items():
-        assert torch.equal(loaded.mean[name], value)
-        assert torch.equal(loaded.variance[name], moments.variance[name])
-    (tmp_path / "other").write_bytes(b"something else")
-    for name in ("other", "missing"):
-        with pytest.raises(StorageError, match="moments"):
-            WeightMoments.load(tmp_path / name)
 
 
 def test_refuses_what_does_not_go_together() -> None:

@@ -3,8 +3,8 @@
 
   const byId = (id) => document.getElementById(id);
 
-  /* An element with attributes and children; strings become text, nothing is ever parsed as HTML. */
-  function make(tag, attributes = {}, ...children) {
+  /* Create an element with attributes and children. Strings become text nodes and are never parsed as HTML. */
+  function element(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
     node.append(...children);
@@ -16,13 +16,13 @@
   const root = document.documentElement;
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
-  const showTheme = () => byId("theme").setAttribute("aria-pressed", isDark());
+  const updateThemeButton = () => byId("theme").setAttribute("aria-pressed", isDark());
   byId("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    showTheme();
+    updateThemeButton();
   });
-  prefersDark.addEventListener("change", showTheme);
-  showTheme();
+  prefersDark.addEventListener("change", updateThemeButton);
+  updateThemeButton();
 
   if (!byId("data")) return;
 
@@ -38,7 +38,7 @@
     columns[name] = Float64Array.from(columns[name], (value) => (value === null ? NaN : Number(value)));
   }
   const total = columns.rank.length;
-  const longest = columns.stochastic_complexity.reduce((most, value) => (value < Infinity && value > most ? value : most), 0);
+  const largestComplexity = columns.stochastic_complexity.reduce((most, value) => (value < Infinity && value > most ? value : most), 0);
   const classOrder = new Float64Array(data.classes.length);
   data.classes
     .map((name, position) => [name, position])
@@ -46,56 +46,56 @@
     .forEach(([, position], place) => { classOrder[position] = place; });
   const className = (label) => data.classes[label];
   const previewOf = (row) => data.previews[data.shown[columns.index[row]]];
-  const searchable = new Map();
+  const searchTexts = new Map();
   for (let row = 0; row < total; row++) {
     const preview = previewOf(row);
     if (!preview) continue;
     const body = preview.kind === "text" ? preview.content : preview.kind === "row" ? preview.content.flat().join(" ") : "";
-    searchable.set(row, `${preview.name} ${body}`.toLowerCase());
+    searchTexts.set(row, `${preview.name} ${body}`.toLowerCase());
   }
 
-  // Numbers as people read them -------------------------------------------------------------------------------------
+  // Number formats --------------------------------------------------------------------------------------------------
 
-  const whole = (value) => value.toLocaleString("en-US");
-  function probability(value) {
+  const formatInteger = (value) => value.toLocaleString("en-US");
+  function formatProbability(value) {
     if (value < 0.001) return "<0.001";
     return value > 0.999 ? ">0.999" : value.toFixed(3);
   }
-  function amount(value) {
+  function formatNumber(value) {
     if (Number.isNaN(value)) return "–";
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
     const size = Math.abs(value);
     if (size > 0 && size < 0.01) return value > 0 ? "<0.01" : ">−0.01";
-    return size >= 1000 ? whole(Math.round(value)) : value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
+    return size >= 1000 ? formatInteger(Math.round(value)) : value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
   }
-  const precise = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : amount(value));
+  const formatPrecisely = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : formatNumber(value));
 
-  // State: what is asked for, and the rows that answer it -----------------------------------------------------------
+  // State: sort order, page and layout; rows that match the filters -------------------------------------------------
 
   const hasSuspects = columns.is_suspect.includes(1);
   const images = data.previews.some((preview) => preview.kind === "image");
   const state = { sort: "rank", descending: false, page: 0, cards: images || matchMedia("(max-width: 760px)").matches };
   let rows = [];
 
-  function matching() {
+  function filteredRows() {
     const given = byId("given").value, suggested = byId("suggested").value;
     const suspects = byId("suspects").checked;
     const query = byId("query").value.trim().toLowerCase();
     const named = data.classes.map((name) => name.toLowerCase().includes(query));
-    const found = [];
+    const matches = [];
     for (let row = 0; row < total; row++) {
       const label = columns.label[row], other = columns.suggested_label[row];
       if (suspects && !columns.is_suspect[row]) continue;
       if (given !== "" && label !== Number(given)) continue;
       if (suggested !== "" && other !== Number(suggested)) continue;
       if (query && !named[label] && !named[other] && String(columns.index[row]) !== query
-        && !(searchable.get(row) || "").includes(query)) continue;
-      found.push(row);
+        && !(searchTexts.get(row) || "").includes(query)) continue;
+      matches.push(row);
     }
-    return found;
+    return matches;
   }
 
-  function sorted(found) {
+  function sortedRows(matches) {
     const isClass = state.sort === "label" || state.sort === "suggested_label";
     const column = columns[state.sort];
     const sign = state.descending ? -1 : 1;
@@ -104,91 +104,93 @@
       return Number.isNaN(value) ? Infinity : sign * value;
     };
     const keys = new Float64Array(total);
-    for (const row of found) keys[row] = key(row);
-    return found.sort((a, b) => (keys[a] < keys[b] ? -1 : keys[a] > keys[b] ? 1 : a - b));
+    for (const row of matches) keys[row] = key(row);
+    return matches.sort((a, b) => (keys[a] < keys[b] ? -1 : keys[a] > keys[b] ? 1 : a - b));
   }
 
   const pageSize = () => Number(byId("size").value);
   const pageCount = () => Math.max(1, Math.ceil(rows.length / pageSize()));
 
   function refresh() {
-    rows = sorted(matching());
+    rows = sortedRows(filteredRows());
     state.page = 0;
-    showPage();
+    renderPage();
   }
 
   // Table -----------------------------------------------------------------------------------------------------------
 
-  function picture(preview, large) {
-    if (!preview) return make("span", { class: "nothing", "aria-hidden": "true" });
+  function previewElement(preview, large) {
+    if (!preview) return element("span", { class: "nothing", "aria-hidden": "true" });
     if (preview.kind === "image") {
-      return make("img", { class: "thumb", src: preview.content, alt: preview.name, decoding: "async" });
+      return element("img", { class: "thumb", src: preview.content, alt: preview.name, decoding: "async" });
     }
-    if (preview.kind === "text") return make("p", { class: large ? "text" : "text short", dir: "auto" }, preview.content);
+    if (preview.kind === "text") return element("p", { class: large ? "text" : "text short", dir: "auto" }, preview.content);
     const fields = large ? preview.content : preview.content.slice(0, 4);
-    const items = fields.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
-    return make("dl", { class: "fields" }, ...items);
+    const items = fields.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+    return element("dl", { class: "fields" }, ...items);
   }
 
-  function bar(row) {
-    const holder = make("span", { class: "bar", "aria-hidden": "true" });
+  function complexityBar(row) {
+    const container = element("span", { class: "bar", "aria-hidden": "true" });
     for (const name of ["error", "parametric_complexity"]) {
-      const part = make("span", { class: name });
-      part.style.width = `${Math.min(100, (100 * columns[name][row]) / longest) || 0}%`;
-      holder.append(part);
+      const part = element("span", { class: name });
+      part.style.width = `${Math.min(100, (100 * columns[name][row]) / largestComplexity) || 0}%`;
+      container.append(part);
     }
-    return holder;
+    return container;
   }
 
   const headers = [...document.querySelectorAll("#table th[data-column]")];
   const titles = Object.fromEntries(headers.map((header) => [header.dataset.column, header.textContent]));
   const cell = (name, ...children) => (
-    make("td", { role: "cell", class: name, "data-title": titles[name] || "" }, ...children));
+    element("td", { role: "cell", class: name, "data-title": titles[name] || "" }, ...children));
 
-  const bdi = (text, kind = "") => make("bdi", { class: kind }, text);
+  const bdi = (text, kind = "") => element("bdi", { class: kind }, text);
 
   function tableRow(row) {
     const preview = previewOf(row), index = columns.index[row];
     const name = preview && preview.name ? [bdi(preview.name, "name")] : [];
-    const more = make("button", { type: "button", class: "more", "aria-label": `Details of example ${index}` }, "Details");
+    const caption = element("span", { class: "caption" }, ...name, element("span", { class: "number" }, `#${index}`));
+    const more = element("button", { type: "button", class: "more", "aria-label": `Details of example ${index}` }, "Details");
     more.addEventListener("click", () => openDetails(row));
-    const line = make("tr", { role: "row" },
-      cell("rank", whole(columns.rank[row])),
-      cell("index", make("div", { class: "example" }, picture(preview, false), make("span", { class: "caption" }, ...name, make("span", { class: "number" }, `#${index}`)))),
+    const line = element("tr", { role: "row" },
+      cell("rank", formatInteger(columns.rank[row])),
+      cell("index", element("div", { class: "example" }, previewElement(preview, false), caption)),
       cell("label", bdi(className(columns.label[row]))),
       cell("suggested_label", bdi(className(columns.suggested_label[row]))),
-      cell("label_probability", probability(columns.label_probability[row])),
-      cell("suggested_probability", probability(columns.suggested_probability[row])),
-      cell("error", amount(columns.error[row])),
-      cell("parametric_complexity", amount(columns.parametric_complexity[row])),
-      cell("stochastic_complexity", make("span", { class: "value" }, amount(columns.stochastic_complexity[row])), bar(row)),
-      cell("label_complexity", make("span", { class: "value" }, amount(columns.label_complexity[row]))),
-      cell("surprise", `${amount(columns.surprise[row])}×`),
+      cell("label_probability", formatProbability(columns.label_probability[row])),
+      cell("suggested_probability", formatProbability(columns.suggested_probability[row])),
+      cell("error", formatNumber(columns.error[row])),
+      cell("parametric_complexity", formatNumber(columns.parametric_complexity[row])),
+      cell("stochastic_complexity", element("span", { class: "value" }, formatNumber(columns.stochastic_complexity[row])), complexityBar(row)),
+      cell("label_complexity", element("span", { class: "value" }, formatNumber(columns.label_complexity[row]))),
+      cell("surprise", `${formatNumber(columns.surprise[row])}×`),
       cell("open", more));
     if (columns.is_suspect[row]) line.classList.add("suspect");
     return line;
   }
 
-  function showPage() {
+  function renderPage() {
     const pages = pageCount();
     state.page = Math.min(Math.max(0, state.page), pages - 1);
     const start = state.page * pageSize();
     const visible = rows.slice(start, start + pageSize());
     byId("rows").replaceChildren(...visible.map(tableRow));
     byId("status").textContent = rows.length
-      ? `Showing ${whole(start + 1)} to ${whole(start + visible.length)} of ${whole(rows.length)} labels, page ${whole(state.page + 1)} of ${whole(pages)}.`
+      ? `Showing ${formatInteger(start + 1)} to ${formatInteger(start + visible.length)} of ${formatInteger(rows.length)} `
+        + `labels, page ${formatInteger(state.page + 1)} of ${formatInteger(pages)}.`
       : "No label matches. Reset the filters to see all.";
     byId("page").value = state.page + 1;
     byId("page").max = pages;
-    byId("of").textContent = `of ${whole(pages)}`;
+    byId("of").textContent = `of ${formatInteger(pages)}`;
     byId("first").disabled = byId("previous").disabled = state.page === 0;
     byId("last").disabled = byId("next").disabled = state.page === pages - 1;
     byId("export").disabled = rows.length === 0;
-    byId("export").textContent = `Export CSV (${whole(rows.length)})`;
-    showControls();
+    byId("export").textContent = `Export CSV (${formatInteger(rows.length)})`;
+    updateControls();
   }
 
-  function showControls() {
+  function updateControls() {
     for (const header of headers) {
       if (header.dataset.column !== state.sort) header.removeAttribute("aria-sort");
       else header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
@@ -209,52 +211,52 @@
 
   function openDetails(row) {
     opened = rows.indexOf(row);
-    showDetails();
+    renderDetails();
     byId("details").showModal();
     byId("details-heading").focus();
   }
 
   function step(by) {
     opened = Math.min(Math.max(0, opened + by), rows.length - 1);
-    showDetails();
+    renderDetails();
   }
 
-  function showDetails() {
+  function renderDetails() {
     const row = rows[opened], index = columns.index[row];
     const given = className(columns.label[row]), suggested = className(columns.suggested_label[row]);
     const preview = previewOf(row);
     byId("details-heading").textContent = `Example ${index}`;
     byId("details-previous").disabled = opened === 0;
     byId("details-next").disabled = opened === rows.length - 1;
-    const verdict = make("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested_label"), ".");
-    const name = preview && preview.name ? [make("p", { class: "caption" }, bdi(preview.name))] : [];
-    const shown = preview ? [picture(preview, true)] : [];
-    const head = make("div", { class: "large" }, ...shown, make("div", {}, ...name, verdict));
-    byId("details-body").replaceChildren(head, facts(row), ...behind(index));
+    const verdict = element("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested_label"), ".");
+    const name = preview && preview.name ? [element("p", { class: "caption" }, bdi(preview.name))] : [];
+    const shown = preview ? [previewElement(preview, true)] : [];
+    const head = element("div", { class: "large" }, ...shown, element("div", {}, ...name, verdict));
+    byId("details-body").replaceChildren(head, factList(row), ...explanationLists(index));
     byId("details-body").scrollTop = 0;
   }
 
-  function facts(row) {
-    const list = make("dl", { class: "facts" });
-    const add = (name, value) => list.append(make("dt", {}, name), make("dd", {}, value));
-    add("rank", whole(columns.rank[row]));
-    add("probability of the given label", precise(columns.label_probability[row]));
-    add("probability of the suggested label", precise(columns.suggested_probability[row]));
-    add("error", `${precise(columns.error[row])} nats`);
-    add("parametric complexity", `${precise(columns.parametric_complexity[row])} nats`);
-    add("stochastic complexity", `${precise(columns.stochastic_complexity[row])} nats`);
-    add("label complexity", `${precise(columns.label_complexity[row])} nats`);
-    add("surprise, of a training example", `${precise(columns.surprise[row])}×`);
+  function factList(row) {
+    const list = element("dl", { class: "facts" });
+    const add = (name, value) => list.append(element("dt", {}, name), element("dd", {}, value));
+    add("rank", formatInteger(columns.rank[row]));
+    add("probability of the given label", formatPrecisely(columns.label_probability[row]));
+    add("probability of the suggested label", formatPrecisely(columns.suggested_probability[row]));
+    add("error", `${formatPrecisely(columns.error[row])} nats`);
+    add("parametric complexity", `${formatPrecisely(columns.parametric_complexity[row])} nats`);
+    add("stochastic complexity", `${formatPrecisely(columns.stochastic_complexity[row])} nats`);
+    add("label complexity", `${formatPrecisely(columns.label_complexity[row])} nats`);
+    add("surprise, relative to the training data", `${formatPrecisely(columns.surprise[row])}×`);
     add("suspect", columns.is_suspect[row] ? "yes" : "no");
     return list;
   }
 
-  function behind(index) {
-    const examples = (data.explanations[index] || []).map(([at, influence, label, preview]) => (
-      { at, influence: Number(influence), label, preview: data.previews[preview] }));
+  function explanationLists(index) {
+    const examples = (data.explanations[index] || []).map(([position, influence, label, preview]) => (
+      { position, influence: Number(influence), label, preview: data.previews[preview] }));
     const strongest = Math.max(...examples.map((example) => Math.abs(example.influence)));
     const group = (title, kind, chosen) => (chosen.length
-      ? [make("h3", {}, title), make("ul", { class: `examples ${kind}` }, ...chosen.map((example) => trainingExample(example, strongest)))]
+      ? [element("h3", {}, title), element("ul", { class: `examples ${kind}` }, ...chosen.map((example) => trainingExampleItem(example, strongest)))]
       : []);
     const byStrength = examples.sort((a, b) => Math.abs(b.influence) - Math.abs(a.influence));
     return [
@@ -263,26 +265,26 @@
     ];
   }
 
-  function trainingExample(example, strongest) {
-    const strength = make("span", { class: "strength", "aria-hidden": "true" });
+  function trainingExampleItem(example, strongest) {
+    const strength = element("span", { class: "strength", "aria-hidden": "true" });
     strength.style.width = `${(100 * Math.abs(example.influence)) / strongest}%`;
-    return make("li", {},
-      picture(example.preview, false),
-      make("span", {}, bdi(className(example.label), "label"), make("span", { class: "number" }, ` #${example.at}`)),
-      make("span", { class: "influence" }, `influence ${example.influence > 0 ? "+" : ""}${Number(example.influence.toPrecision(3))}`),
+    return element("li", {},
+      previewElement(example.preview, false),
+      element("span", {}, bdi(className(example.label), "label"), element("span", { class: "number" }, ` #${example.position}`)),
+      element("span", { class: "influence" }, `influence ${example.influence > 0 ? "+" : ""}${Number(example.influence.toPrecision(3))}`),
       strength);
   }
 
   // Export ----------------------------------------------------------------------------------------------------------
 
-  /* A spreadsheet runs text that starts like a formula; an apostrophe keeps it text. */
-  function quoted(text) {
+  /* Spreadsheets evaluate text that starts like a formula; an apostrophe before it prevents that. */
+  function csvField(text) {
     const formula = /^\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]|^[\t\r\n]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text);
     const safe = formula ? `'${text}` : text;
     return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
 
-  function exportText() {
+  function csvText() {
     const names = Object.keys(columns);
     const field = (name, row) => {
       if (name === "is_suspect") return columns[name][row] ? "true" : "false";
@@ -291,21 +293,21 @@
     const lines = [[...names, ...(data.named ? ["label_name", "suggested_label_name"] : []), "name"].join(",")];
     for (const row of rows) {
       const fields = names.map((name) => field(name, row));
-      if (data.named) fields.push(quoted(className(columns.label[row])), quoted(className(columns.suggested_label[row])));
+      if (data.named) fields.push(csvField(className(columns.label[row])), csvField(className(columns.suggested_label[row])));
       const preview = previewOf(row);
-      fields.push(quoted(preview ? preview.name : ""));
+      fields.push(csvField(preview ? preview.name : ""));
       lines.push(fields.join(","));
     }
     return `\uFEFF${lines.join("\r\n")}\r\n`;
   }
 
   function download() {
-    const address = URL.createObjectURL(new Blob([exportText()], { type: "text/csv" }));
-    make("a", { href: address, download: "labels.csv" }).click();
+    const address = URL.createObjectURL(new Blob([csvText()], { type: "text/csv" }));
+    element("a", { href: address, download: "labels.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10000);
   }
 
-  // Wiring ----------------------------------------------------------------------------------------------------------
+  // Event handlers --------------------------------------------------------------------------------------------------
 
   function sortBy(name) {
     state.descending = state.sort === name ? !state.descending : !["rank", "index", "label", "suggested_label"].includes(name);
@@ -321,9 +323,9 @@
     refresh();
   }
 
-  function turnTo(page) {
+  function goToPage(page) {
     state.page = page;
-    showPage();
+    renderPage();
   }
 
   let waiting = 0;
@@ -347,15 +349,15 @@
   byId("direction").addEventListener("click", () => sortBy(state.sort));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   byId("clear").addEventListener("click", reset);
-  byId("as-cards").addEventListener("click", () => { state.cards = true; showControls(); });
-  byId("as-table").addEventListener("click", () => { state.cards = false; showControls(); });
+  byId("as-cards").addEventListener("click", () => { state.cards = true; updateControls(); });
+  byId("as-table").addEventListener("click", () => { state.cards = false; updateControls(); });
   byId("export").addEventListener("click", download);
-  byId("first").addEventListener("click", () => turnTo(0));
-  byId("previous").addEventListener("click", () => turnTo(state.page - 1));
-  byId("next").addEventListener("click", () => turnTo(state.page + 1));
-  byId("last").addEventListener("click", () => turnTo(pageCount() - 1));
-  byId("page").addEventListener("change", () => turnTo((Number(byId("page").value) || 1) - 1));
-  byId("size").addEventListener("change", () => turnTo(0));
+  byId("first").addEventListener("click", () => goToPage(0));
+  byId("previous").addEventListener("click", () => goToPage(state.page - 1));
+  byId("next").addEventListener("click", () => goToPage(state.page + 1));
+  byId("last").addEventListener("click", () => goToPage(pageCount() - 1));
+  byId("page").addEventListener("change", () => goToPage((Number(byId("page").value) || 1) - 1));
+  byId("size").addEventListener("change", () => goToPage(0));
   byId("details-previous").addEventListener("click", () => step(-1));
   byId("details-next").addEventListener("click", () => step(1));
   byId("details-close").addEventListener("click", () => byId("details").close());

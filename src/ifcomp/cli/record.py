@@ -1,10 +1,10 @@
-"""The record beside a run: which model, weights and data it was fitted with, so that nobody types them again.
+"""The record of a run, ``run.ifcomp.json``: the model, weights and data of the fit, as they were given.
 
-``run.ifcomp.json`` keeps the names as they were typed. A name such as ``package.module:factory`` runs code when it is
-used, and a file must never choose which code runs on the machine of someone who merely received it. So a record is
-signed, with a key that stays in the user's configuration folder, together with the folder in which the names were
-typed: it is believed by the one who wrote it, in the folder where it was written. Anyone else names the model and the
-data on the command line, or says ``--trust-run``.
+The other commands read it, so the user names only the run. A name such as ``package.module:factory`` runs code when it
+is used, and a file that was received from somebody else must never choose which code runs. Therefore the record is
+signed together with the current folder, with a key in the user's configuration folder. A record is trusted only if
+this user wrote it in this folder. Otherwise the model and the data must be given on the command line, or the option
+``--trust-run``.
 """
 
 from __future__ import annotations
@@ -18,37 +18,34 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from ifcomp._version import __version__
-from ifcomp.distributed import ranks
 from ifcomp.errors import StorageError
 from ifcomp.io.files import written_atomically
 from ifcomp.io.untrusted import parse_json, read_text
 
-if TYPE_CHECKING:
-    from ifcomp import IFComp
-
+#: Version of the file format.
 SCHEMA = 1
 KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was typed for a fit.
+    """Names and options of a fit.
 
     Attributes:
         model: ``package.module:factory``.
         weights: File of the weights, or None.
         data: Name of the training data.
-        options: How it was read, as far as it was said.
+        options: Options with which it was read, as far as they were given.
         class_names: Names of the classes 0 ... K-1, or None.
         examples: Number of training examples.
-        alpha: What 'ifcomp calibrate' chose, or None.
-        keep_argmax: Whether it was to keep the predicted class.
-        signature: By whom and where it was written; empty if that is not known.
+        alpha: Alpha chosen by ``ifcomp calibrate``, or None.
+        keep_argmax: Whether the calibration keeps the predicted class.
+        signature: HMAC of the record and its folder; empty if there is no key.
     """
 
     model: str
@@ -62,32 +59,19 @@ class Record:
     signature: str = ""
 
     @property
-    def is_own(self) -> bool:
-        """Whether this user wrote the record in this folder."""
+    def is_trusted(self) -> bool:
+        """Whether this user wrote the record in the current folder."""
         expected = _signature(self, create=False)
-        return expected is not None and hmac.compare_digest(expected, _ascii(self.signature))
+        return expected is not None and hmac.compare_digest(expected.encode(), self.signature.encode(errors="replace"))
 
 
 def record_path(run: str) -> str:
-    """Where the record of a run is."""
+    """Return the path of the record of a run."""
     return f"{run}.json"
 
 
-def write_run(run: str, ifc: IFComp, record: Record) -> None:
-    """Write a fit and its record.
-
-    The record of an older run goes first, once the new run is on the disk: whoever is killed in between leaves a run
-    without a record, never one with the record of another.
-    """
-    with written_atomically(run) as scratch:
-        ifc.save(scratch)
-        if ranks().rank == 0:
-            Path(record_path(run)).unlink(missing_ok=True)
-    write_record(run, record)
-
-
 def write_record(run: str, record: Record) -> str:
-    """Sign and write the record of a run; returns its path. Atomic."""
+    """Sign and write the record of a run, and return its path. Atomic."""
     signed = replace(record, signature=_signature(record, create=True) or "")
     content = {"schema": SCHEMA, "version": __version__, **asdict(signed)}
     with written_atomically(record_path(run)) as scratch:
@@ -96,10 +80,10 @@ def write_record(run: str, record: Record) -> str:
 
 
 def read_record(run: str) -> Record | None:
-    """The record of a run, or None if there is none.
+    """Return the record of a run, or None if there is none.
 
     Raises:
-        StorageError: If it is damaged.
+        StorageError: If the record is damaged.
     """
     path = Path(record_path(run))
     if not os.path.lexists(path):
@@ -129,13 +113,8 @@ def _check_types(record: Record) -> None:
         raise TypeError("'alpha' or 'keep_argmax' has the wrong type")
 
 
-def _ascii(text: str) -> str:
-    """`hmac.compare_digest` takes no other characters."""
-    return text.encode("ascii", "replace").decode()
-
-
 def _signature(record: Record, *, create: bool) -> str | None:
-    """Of the record and the current folder; None without a key."""
+    """Return the HMAC of the record and the current folder, or None if there is no key."""
     key = _key(create)
     if key is None:
         return None
@@ -144,15 +123,15 @@ def _signature(record: Record, *, create: bool) -> str | None:
 
 
 def _key(create: bool) -> bytes | None:
-    """The user's key, made when it is first needed; None where that is not possible."""
+    """Return the user's key, created at first use, or None if it cannot be read or created."""
     path = Path(typer.get_app_dir("ifcomp")) / "run-key"
     try:
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=path.parent)  # for the user alone
+            handle, scratch = tempfile.mkstemp(dir=path.parent)  # readable by the user only
             with os.fdopen(handle, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
-            with suppress(FileExistsError):  # another process was quicker: its key counts
+            with suppress(FileExistsError):  # another process was first: its key is used
                 os.link(scratch, path)
             os.unlink(scratch)
         key = path.read_bytes()

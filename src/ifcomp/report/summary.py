@@ -1,4 +1,4 @@
-"""The results in words: what a reader takes home."""
+"""The results as text: headlines, confusions and hints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ifcomp.tasks.metrics import auroc
 
 @dataclass(frozen=True)
 class Headline:
-    """A number with its name and a sentence that says what it means."""
+    """A number with its name and a sentence that explains it."""
 
     name: str
     figure: str
@@ -23,7 +23,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Suspects of one given label for which the model suggests one other."""
+    """Number of suspects with one given and one suggested label."""
 
     label: int
     suggested: int
@@ -31,7 +31,7 @@ class Confusion:
 
 
 def lead(data: ReportData) -> str:
-    """The first sentence of the report."""
+    """Return the first sentence of the report."""
     if data.audit is not None:
         suspects, total = int(data.audit.frame["is_suspect"].sum()), len(data.audit.frame)
         if suspects == 0:
@@ -41,50 +41,50 @@ def lead(data: ReportData) -> str:
 
 
 def headlines(data: ReportData) -> tuple[Headline, ...]:
-    """What was found, most important first."""
-    found: list[Headline] = []
+    """Return the main results, most important first."""
+    result: list[Headline] = []
     if data.audit is not None:
-        found += [_noise(data.audit), _surprise(data.audit)]
+        result += [_noise(data.audit), _surprise(data.audit)]
     if data.calibration is not None:
-        found.append(_calibration(data.calibration))
+        result.append(_calibration(data.calibration))
     if data.complexity is not None:
-        found.append(_complexity(data.complexity))
+        result.append(_complexity(data.complexity))
     if data.coverage is not None:
         coverage = data.coverage
-        found.append(
+        result.append(
             Headline(
                 "Coverage",
                 f"{_short(100 * coverage.fraction)}%",
                 f"The fit covers {coverage.covered:,} of the model's {coverage.total:,} parameters.",
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def confusions(audit: Audit, at_most: int = 8) -> tuple[Confusion, ...]:
-    """The most frequent pairs of given and suggested label among the suspects, most frequent first."""
+    """Return the most frequent pairs of given and suggested label among the suspects, most frequent first."""
     suspects = audit.frame[audit.frame["is_suspect"].astype(bool)]
     pairs = Counter(zip(suspects["label"].tolist(), suspects["suggested_label"].tolist(), strict=True))
     return tuple(Confusion(*pair, count) for pair, count in pairs.most_common(at_most))
 
 
 def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
-    """What is missing, and how to get it."""
-    wanted: dict[str, tuple[object, str]] = {
+    """Return the missing parts, each with the option or argument that adds it."""
+    parts: dict[str, tuple[object, str]] = {
         "suspicious labels": (data.audit, "audit=ifcomp.tasks.mislabel.audit_labels(ifc.score(loader))"),
         "calibration": (
             data.calibration,
             "ifcomp report --held-out DATA --calibrated RUN, or calibration=ReliabilityPair(before, after)",
         ),
-        "complexity of other inputs": (
+        "complexity of OOD inputs": (
             data.complexity,
-            "ifcomp report --strange DATA, or complexity=ComplexityGroups(test, {'elsewhere': other})",
+            "ifcomp report --strange DATA, or complexity=ComplexityGroups(test, {'OOD': other})",
         ),
         "coverage": (data.coverage, "coverage=ifc.coverage"),
         "provenance": (data.provenance, "provenance=current_provenance(seed=0)"),
     }
     if data.audit is not None:
-        wanted |= {
+        parts |= {
             "names of the classes": (data.class_names, "class_names=[...]"),
             "previews of the examples": (data.previews or None, "previews={index: Preview('image', pixels)}"),
             "training examples behind a label": (
@@ -92,30 +92,30 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
                 "explanations={suspect: [TrainingExample(index, influence, label)]}",
             ),
         }
-    return tuple((name, how) for name, (part, how) in wanted.items() if part is None)
+    return tuple((name, how) for name, (part, how) in parts.items() if part is None)
 
 
 def finite_threshold(audit: Audit) -> float | None:
-    """Smallest label complexity of a suspect in nats; None if there is none."""
+    """Return the smallest label complexity of a suspect in nats, or None without suspects."""
     return audit.threshold if audit.threshold is not None and math.isfinite(audit.threshold) else None
 
 
 def _noise(audit: Audit) -> Headline:
-    parts = []
+    sentences = []
     threshold = finite_threshold(audit)
     if threshold is not None:
-        parts.append(f"Suspects have a label complexity of at least {_short(threshold)} nats.")
+        sentences.append(f"Suspects have a label complexity of at least {_short(threshold)} nats.")
     if audit.noise_rate is not None:
-        parts.append(f"The share of wrong labels is put at {_short(100 * audit.noise_rate)}%.")
-    return Headline("Suspicious labels", f"{_short(100 * audit.frame['is_suspect'].mean())}%", " ".join(parts))
+        sentences.append(f"The noise rate, the share of wrong labels, is {_short(100 * audit.noise_rate)}%.")
+    return Headline("Suspicious labels", f"{_short(100 * audit.frame['is_suspect'].mean())}%", " ".join(sentences))
 
 
 def _surprise(audit: Audit) -> Headline:
     surprise = audit.frame["surprise"].to_numpy(dtype=np.float64)
     suspect = audit.frame["is_suspect"].to_numpy(dtype=bool)
-    sentence = "1 is like a training example; larger = more surprising."
+    sentence = "1 is the mean of the training data; larger = more surprising."
     if suspect.any() and not suspect.all():
-        sentence = f"Among the suspects it is {_short(surprise[suspect].mean())}. {sentence}"
+        sentence = f"The mean of the suspects is {_short(surprise[suspect].mean())}. {sentence}"
     return Headline("Mean surprise", _short(surprise.mean()), sentence)
 
 
@@ -129,16 +129,16 @@ def _calibration(pair: ReliabilityPair) -> Headline:
     )
 
 
-def _complexity(given: ComplexityGroups) -> Headline:
-    inside, *outside = given.groups.values()
+def _complexity(complexity: ComplexityGroups) -> Headline:
+    inside, *outside = complexity.groups.values()
     if not outside:
         median = _short(float(np.median(inside)))
         return Headline("Complexity", median, f"The median complexity is {median} nats; larger = more surprising.")
     share = separation(inside, np.concatenate(outside))
     return Headline(
-        "New inputs told apart",
+        "OOD detection",
         f"{_short(100 * share)}%",
-        "An input from elsewhere is more complex than one like the training data in "
+        "An OOD input is more complex than an in-distribution input in "
         f"{_short(100 * share)}% of all pairs (AUROC {share:.3f}).",
     )
 
@@ -148,6 +148,6 @@ def _short(value: float) -> str:
 
 
 def separation(inside: np.ndarray, outside: np.ndarray) -> float:
-    """AUROC: how often an input from elsewhere is more complex than one like the training data; 0.5 is chance."""
+    """Return the AUROC of OOD against in-distribution inputs; 0.5 is chance."""
     values = np.concatenate([inside, outside])
     return auroc(values, np.arange(len(values)) >= len(inside))

@@ -1,4 +1,4 @@
-"""Loss, margin and EL2N against their definitions on numbers worked out by hand."""
+"""EL2N against its definition, by hand."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
-from experiments.baselines.losses import el2n, loss, loss_scores, margin
+from experiments.baselines.el2n import el2n
 from ifcomp.errors import DataError, EmptyDataError, LabelError, SettingError
 
 PROBABILITIES = torch.tensor([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5], [0.9, 0.06, 0.04]])
@@ -28,14 +28,6 @@ class Scaled(nn.Module):
         return self.dropout(x) * self.scale
 
 
-def test_loss_is_the_codelength_in_nats() -> None:
-    assert_allclose(loss(Scaled(), DATA), [-math.log(0.7), -math.log(0.25), -math.log(0.04)], rtol=1e-6)
-
-
-def test_margin_is_the_best_other_probability_minus_that_of_the_label() -> None:
-    assert_allclose(margin(Scaled(), DATA), [0.2 - 0.7, 0.5 - 0.25, 0.9 - 0.04], rtol=1e-6)
-
-
 def test_el2n_is_the_norm_of_the_error() -> None:
     expected = np.sqrt([0.3**2 + 0.2**2 + 0.1**2, 0.25**2 + 0.75**2 + 0.5**2, 0.9**2 + 0.06**2 + 0.96**2])
     assert_allclose(el2n(Scaled(), DATA), expected, rtol=1e-6)
@@ -47,17 +39,16 @@ def test_el2n_is_averaged_over_networks() -> None:
     assert_allclose(el2n([Scaled(), Scaled(2.0)], DATA), (el2n(Scaled(), DATA) + sharper) / 2, rtol=1e-6)
 
 
-def test_errors_of_sure_predictions_are_kept_apart() -> None:
+def test_errors_of_confident_predictions_are_still_ordered() -> None:
     """``1 - p`` of 1e-9 and 1e-12, both far below float32."""
     logits = torch.tensor([[math.log(1e-9), 0.0], [math.log(1e-12), 0.0]])
-    found = loss_scores(Scaled(), [(logits, torch.tensor([1, 1]))])
-    assert_allclose(found["loss"], [1e-9, 1e-12], rtol=1e-3)
-    assert_allclose(found["el2n"], [math.sqrt(2) * 1e-9, math.sqrt(2) * 1e-12], rtol=1e-6)
+    norms = el2n(Scaled(), [(logits, torch.tensor([1, 1]))])
+    assert_allclose(norms, [math.sqrt(2) * 1e-9, math.sqrt(2) * 1e-12], rtol=1e-6)
 
 
 def test_the_model_keeps_its_mode() -> None:
     model = Scaled().train()
-    loss(model, DATA)
+    el2n(model, DATA)
     assert model.training
     assert model.dropout.training
 
@@ -65,11 +56,11 @@ def test_the_model_keeps_its_mode() -> None:
 def test_bad_data_is_refused() -> None:
     x, y = DATA[0]
     with pytest.raises(EmptyDataError, match="no example"):
-        loss(Scaled(), [])
+        el2n(Scaled(), [])
     with pytest.raises(LabelError, match="labels are needed"):
-        margin(Scaled(), [x])
+        el2n(Scaled(), [x])
     with pytest.raises(LabelError, match="outside"):
-        margin(Scaled(), [(x, y + 2)])
+        el2n(Scaled(), [(x, y + 2)])
     with pytest.raises(SettingError, match="At least one network"):
         el2n([], DATA)
     with pytest.raises(DataError, match="iterator"):

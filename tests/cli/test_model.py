@@ -1,4 +1,4 @@
-"""Weights are read, never unpickled, and everything that does not fit is listed."""
+"""Weights are never unpickled, and all differences to the model are listed."""
 
 import pickle
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from ifcomp.cli.models import load_model, read_weights, try_model
+from ifcomp.cli.model import check_model, load_model, read_weights
 from ifcomp.data.source import Batches, Source
 from ifcomp.errors import LogitsError, ModelError, SettingError
 
@@ -30,11 +30,11 @@ class Tied(nn.Module):
         return self.two(self.one(x))
 
 
-READY = nn.Linear(2, 3)
+MODULE = nn.Linear(2, 3)
 
 
 @pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -42,7 +42,7 @@ def load(weights: str | None, name: str = "Linear") -> nn.Module:
     return load_model(f"{__name__}:{name}", weights, "cpu")
 
 
-def test_both_formats_and_training_scripts_checkpoints() -> None:
+def test_formats_of_weights() -> None:
     save_file(STATE, "a.safetensors")
     torch.save(STATE, "a.pt")
     torch.save({"epoch": 3, "state_dict": STATE, "optimizer": {"lr": 0.1}}, "checkpoint.pt")
@@ -53,18 +53,18 @@ def test_both_formats_and_training_scripts_checkpoints() -> None:
         assert not model.training
 
 
-def test_a_module_that_is_already_made() -> None:
-    assert load(None, "READY") is READY
+def test_module_instead_of_a_factory() -> None:
+    assert load(None, "MODULE") is MODULE
 
 
-def test_tied_weights_as_safetensors_keeps_them() -> None:
+def test_tied_weights_are_stored_once() -> None:
     tied = Tied()
     save_model(tied, "tied.safetensors")
     assert len(read_weights("tied.safetensors")) == 3
     assert torch.equal(load("tied.safetensors", "Tied").get_parameter("one.weight"), tied.one.weight)
 
 
-def test_what_does_not_fit_is_listed() -> None:
+def test_differences_are_listed() -> None:
     save_file({"weight": torch.ones(4, 2), "bia": torch.zeros(3)}, "a.safetensors")
     with pytest.raises(ModelError) as caught:
         load("a.safetensors")
@@ -110,21 +110,21 @@ def test_damaged_files(name: str, content: bytes) -> None:
 @pytest.mark.parametrize("content", [{"epoch": 3}, [1, 2], {"state_dict": {"a": 3}}])
 def test_files_without_tensors(content: object) -> None:
     torch.save(content, "a.pt")
-    with pytest.raises(ModelError, match="must hold tensors by name"):
+    with pytest.raises(ModelError, match="must contain tensors by name"):
         load("a.pt")
 
 
-def test_devices_that_are_not_there() -> None:
+def test_unavailable_devices() -> None:
     for device in ("nowhere", "cuda:99"):
         with pytest.raises(SettingError, match="--device"):
             load_model(f"{__name__}:Linear", None, device)
 
 
-def source_of(x: Tensor, labels: Tensor | None = None) -> Source:
+def make_source(x: Tensor, labels: Tensor | None = None) -> Source:
     return Source("data", Batches(lambda a, b: (x[a:b], None), len(x), 4), lambda indices: [], labels)
 
 
-def test_the_trial_run_gives_the_number_of_classes() -> None:
-    assert try_model(Linear(), source_of(torch.ones(5, 2)), "model") == 3
+def test_check_model_returns_the_number_of_classes() -> None:
+    assert check_model(Linear(), make_source(torch.ones(5, 2)), "model") == 3
     with pytest.raises(LogitsError, match="logits must have shape"):
-        try_model(nn.Flatten(0), source_of(torch.ones(5, 2)), "model")
+        check_model(nn.Flatten(0), make_source(torch.ones(5, 2)), "model")

@@ -1,4 +1,4 @@
-"""Commands that are stopped and given again, and two commands at one file."""
+"""Commands that are interrupted and repeated, and two commands that write the same file."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from subprocess import PIPE
 from typing import Any
 
 import pytest
-from workshop import Workshop, ifcomp
+from project import Project, ifcomp
 
 from ifcomp import IFComp
-from ifcomp.cli.runs import read_record
+from ifcomp.cli.record import read_record
 
-#: Batches that wait at one of them until they are let go.
+#: Data that waits before its fourth batch until the file 'go' exists.
 GATED = """
 import time
 from pathlib import Path
@@ -44,16 +44,16 @@ def wait_for(path: str, running: subprocess.Popen[str]) -> None:
     assert Path(path).exists(), running.communicate(timeout=10)
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
-    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+def start(*arguments: str) -> subprocess.Popen[str]:
+    restore_sigint = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     command = [sys.executable, "-m", "ifcomp", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=heard, env=environment)
+    return subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=restore_sigint, env=environment)
 
 
-def commands(workshop: Workshop) -> dict[str, tuple[list[str], list[str]]]:
+def commands(project: Project) -> dict[str, tuple[list[str], list[str]]]:
     Path("gated.py").write_text(GATED)
-    fit = ["fit", workshop.model, "gated:Gated", "--weights", "net.safetensors"]
+    fit = ["fit", project.model, "gated:Gated", "--weights", "net.safetensors"]
     return {
         "fit": (fit, ["run.ifcomp", "run.ifcomp.json"]),
         "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.parquet"]),
@@ -63,7 +63,7 @@ def commands(workshop: Workshop) -> dict[str, tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("name", ["fit", "score", "audit"])
-def test_a_stopped_command_goes_on_when_given_again(run: Workshop, name: str, how: signal.Signals) -> None:
+def test_repeated_command_resumes(run: Project, name: str, how: signal.Signals) -> None:
     command, outputs = commands(run)[name]
     every = ["--checkpoint-every", "0" if how is signal.SIGKILL else "3600"]
     Path("go").touch()
@@ -72,7 +72,7 @@ def test_a_stopped_command_goes_on_when_given_again(run: Workshop, name: str, ho
     before = {path.name for path in Path().iterdir()} - {"__pycache__"}
     for path in [*outputs, "go"] if name != "fit" else ["go"]:
         Path(path).unlink()
-    with started(*command, *every) as running:
+    with start(*command, *every) as running:
         wait_for("reached", running)
         running.send_signal(how)
         if how is signal.SIGINT:
@@ -85,101 +85,93 @@ def test_a_stopped_command_goes_on_when_given_again(run: Workshop, name: str, ho
         assert (running.returncode, stdout) == (130, "")
         partial_file = f"{outputs[0]}.partial"
         assert stderr.splitlines()[-1] == (
-            "Stopped. Files are either complete or as they were before. What is done so far is in "
+            "Stopped. Files are either complete or unchanged. What is done so far is in "
             f"'{partial_file}'. Do the same again to go on from there."
         )
         assert "Traceback" not in stderr
     assert Path(f"{outputs[0]}.partial").exists()
-    found = ifcomp(*command, *every)
-    assert found.exit_code == 0, found.output
+    result = ifcomp(*command, *every)
+    assert result.exit_code == 0, result.output
     assert {output: Path(output).read_bytes() for output in outputs} == expected
     assert {path.name for path in Path().iterdir()} - {"__pycache__", "reached"} == before
 
 
-def test_a_second_command_at_the_same_file_is_refused(workshop: Workshop) -> None:
-    command, _ = commands(workshop)["fit"]
-    with started(*command) as running:
+def test_second_command_that_writes_the_same_file_is_refused(project: Project) -> None:
+    command, _ = commands(project)["fit"]
+    with start(*command) as running:
         wait_for("reached", running)
-        found = ifcomp(*workshop.fit_arguments(), "--beta", "0.5")
-        assert found.exit_code == 2
-        assert "Another process is at work on 'run.ifcomp.partial'" in found.stderr
-        assert ifcomp(*workshop.fit_arguments(), "--out", "other.ifcomp").exit_code == 0
+        result = ifcomp(*project.fit_arguments(), "--beta", "0.5")
+        assert result.exit_code == 2
+        assert "Another process is at work on 'run.ifcomp.partial'" in result.stderr
+        assert ifcomp(*project.fit_arguments(), "--out", "other.ifcomp").exit_code == 0
         Path("go").touch()
         assert running.wait(timeout=120) == 0, running.communicate()
-    assert IFComp.load("run.ifcomp", workshop.network()).beta == 1.0
+    assert IFComp.load("run.ifcomp", project.network()).beta == 1.0
     assert json.loads(Path("run.ifcomp.json").read_text())["data"] == "gated:Gated"
 
 
-def test_another_command_is_refused_while_one_is_unfinished(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    every = ["--checkpoint-every", "0"]
-    with monkeypatch.context() as patch:
-        patch.setattr("ifcomp.predictor.fit_second_moments", stop)
-        assert ifcomp(*workshop.fit_arguments(), *every).exit_code == 130
-    found = ifcomp(*workshop.fit_arguments(), "--beta", "0.5")
-    assert found.exit_code == 2
-    assert "settings: [{'beta': 1.0" in found.stderr
-    assert "Do the same again" not in found.stderr
+def test_other_settings_are_refused_while_a_checkpoint_exists(project: Project) -> None:
+    fit = project.fit_arguments(f"{project.module}:Interrupted")
+    Path("interrupt").touch()
+    assert ifcomp(*fit, "--checkpoint-every", "0").exit_code == 130
+    Path("interrupt").unlink()
+    result = ifcomp(*fit, "--beta", "0.5")
+    assert result.exit_code == 2
+    assert "settings: [{'beta': 1.0" in result.stderr
+    assert "Do the same again" not in result.stderr
     assert Path("run.ifcomp.partial").exists()
-    assert ifcomp(*workshop.fit_arguments()).exit_code == 0
+    assert ifcomp(*fit).exit_code == 0
     assert not Path("run.ifcomp.partial").exists()
 
 
-def test_a_run_killed_before_its_record_is_written_has_none(run: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_killed_before_it_writes_the_record(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
     def killed(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr("ifcomp.cli.runs.write_record", killed)
+    monkeypatch.setattr("ifcomp.cli.run.write_record", killed)
     with pytest.raises(Killed):
         ifcomp(*run.fit_arguments(), "--beta", "0.5")
     assert IFComp.load("run.ifcomp", run.network()).beta == 0.5
     assert read_record("run.ifcomp") is None
-    found = ifcomp("audit", "run.ifcomp")
-    assert found.exit_code == 2
-    assert "There is no record 'run.ifcomp.json' beside the run" in found.stderr
+    result = ifcomp("audit", "run.ifcomp")
+    assert result.exit_code == 2
+    assert "There is no record 'run.ifcomp.json' beside the run" in result.stderr
 
 
-def test_a_run_that_cannot_be_written_leaves_the_old_one_and_its_record(
-    run: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_run_and_its_record(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: Path(name).read_bytes() for name in ("run.ifcomp", "run.ifcomp.json")}
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ifcomp.io.factor_files.save_file", full)
-    found = ifcomp(*run.fit_arguments(), "--beta", "0.5")
-    assert found.exit_code == 2
-    assert "No space left on device" in found.stderr
+    result = ifcomp(*run.fit_arguments(), "--beta", "0.5")
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr
     assert {name: Path(name).read_bytes() for name in before} == before
 
 
-def test_a_run_that_is_replaced_while_it_is_read_is_refused(run: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_replaced_while_it_is_read_is_refused(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     load = IFComp.load
 
     def replaced(path: str, model: Any) -> IFComp:
-        found = load(path, model)
+        ifc = load(path, model)
         record = json.loads(Path("run.ifcomp.json").read_text())
         Path("run.ifcomp.json").write_text(json.dumps({**record, "data": "npz:valid.npz"}))
-        return found
+        return ifc
 
     monkeypatch.setattr(IFComp, "load", replaced)
-    found = ifcomp("audit", "run.ifcomp")
-    assert found.exit_code == 2
-    assert "was replaced by another fit while it was read" in found.stderr
+    result = ifcomp("audit", "run.ifcomp")
+    assert result.exit_code == 2
+    assert "was replaced by another fit while it was read" in result.stderr
 
 
-def test_a_full_disk_is_found_before_the_work(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_detected_before_the_fit(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr("ifcomp.io.files.shutil.disk_usage", lambda _: usage)
-    monkeypatch.setattr("ifcomp.predictor.fit_covariances", lambda *_: pytest.fail("worked"))
-    found = ifcomp(*workshop.fit_arguments())
-    assert found.exit_code == 2
-    assert "only 100 are free" in found.stderr
+    result = ifcomp(*project.fit_arguments(f"{project.module}:FirstBatchOnly"))
+    assert result.exit_code == 2
+    assert "only 100 are free" in result.stderr

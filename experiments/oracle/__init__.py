@@ -1,1 +1,0 @@
-"""How well influence predicts hindsight models that were really trained."""

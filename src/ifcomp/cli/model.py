@@ -1,0 +1,220 @@
+"""The user's model: built by a factory, loaded with weights that are never unpickled, and checked on the data."""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifcomp.data.batches import Batch, as_batches, check_labels
+from ifcomp.data.factories import make
+from ifcomp.data.source import Source
+from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
+from ifcomp.io.untrusted import read_tensors, regular_file
+from ifcomp.layers.forward import run_model
+
+#: Keys under which training scripts store the weights in a checkpoint.
+STATE_KEYS = ("state_dict", "model_state_dict")
+
+#: Globals and opcodes (pickle protocol 2) of a pickle that contains tensors and plain containers only.
+_ALLOWED_GLOBALS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch (Size|device)"
+    r"|torch (float16|float32|float64|bfloat16|int8|int16|int32|int64|uint8|bool)"
+    r"|torch (Float|Double|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
+)
+_ALLOWED_OPCODES = re.compile(
+    r"PROTO|STOP|MARK|POP|TUPLE|EMPTY_TUPLE|TUPLE[123]|EMPTY_LIST|APPENDS?|EMPTY_DICT|SETITEMS?|NONE|NEWTRUE|NEWFALSE"
+    r"|BININT[12]?|LONG1|BINFLOAT|BINUNICODE|SHORT_BINSTRING|(LONG_)?BIN(PUT|GET)|GLOBAL|REDUCE|BUILD|BINPERSID"
+)
+
+#: Largest number of names listed in a message.
+MAX_LISTED = 8
+
+
+def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
+    """Build the model, load its weights, and return it in eval mode on the device.
+
+    Args:
+        spec: ``package.module:factory``.
+        weights: A ``.safetensors`` file, or a ``torch.save`` file of tensors in plain containers. None keeps the
+            weights that the factory set.
+        device: Device of the model.
+
+    Raises:
+        ModelError: If the model cannot be built, or the weights do not fit; lists the differences.
+    """
+    model = make(spec, "model", ModelError, nn.Module)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"'{spec}' must return an nn.Module, but returned a {type(model).__name__}.")
+    if weights is not None:
+        load_weights(model, read_weights(weights), spec, weights)
+    try:
+        return model.to(torch.device(device)).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(f"The model cannot run on --device '{device}': {_first_line(error)}.") from error
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Read tensors by name from a safetensors or ``torch.save`` file."""
+    content: Any
+    try:
+        file = regular_file(path)
+        content = read_tensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
+    except FileNotFoundError as error:
+        raise ModelError(f"There is no weights file '{path}'.") from error
+    except Exception as error:  # readers raise many kinds of exceptions on a damaged file
+        raise ModelError(
+            f"Cannot read tensors from '{path}' ({_first_line(error)}). Files that need unpickling are refused, since "
+            "that would run code from them. Write the weights with safetensors.torch.save_model(model, file), or "
+            "torch.save(model.state_dict(), file)."
+        ) from error
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in STATE_KEYS if isinstance(content.get(key), Mapping)), content)
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        actual = _listed(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise ModelError(f"'{path}' must contain tensors by name, as model.state_dict() does, but contains {actual}.")
+    return dict(content)
+
+
+def _read_torch(file: Path) -> Any:
+    """Read a ``torch.save`` file with torch's reader of plain tensors, memory-mapped.
+
+    The file is checked first: it must be an uncompressed zip archive, the format since torch 1.6, and its pickle may
+    name only what rebuilds tensors. Older formats, which have exploits up to torch 2.5, and calls that allocate memory
+    never reach torch's reader.
+    """
+    with file.open("rb") as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            raise ValueError("it is not in the torch.save format since torch 1.6")
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is compressed, which torch.save never does")
+        if sum(member.file_size for member in members) > file.stat().st_size:
+            raise ValueError("its parts are larger than the file")
+        pickles = [member for member in members if member.filename.rpartition("/")[2] == "data.pkl"]
+        if len(pickles) != 1:
+            raise ValueError("it is not a torch.save file")
+        _check_pickle(archive.read(pickles[0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
+
+
+def _check_pickle(content: bytes) -> None:
+    """Raise ValueError if a pickle names anything but tensors and plain containers. The pickle is not executed."""
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "GLOBAL" and not _ALLOWED_GLOBALS.fullmatch(str(argument)):
+            raise ValueError(f"it would call '{str(argument).replace(' ', '.')}'")
+        if not _ALLOWED_OPCODES.fullmatch(opcode.name):
+            raise ValueError(f"it has an opcode that torch.save does not write, {opcode.name}")
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], spec: str, weights: str) -> None:
+    """Load the state into the model.
+
+    Args:
+        model: The model, changed in place.
+        state: Tensors by name.
+        spec: Name of the model, for messages.
+        weights: File of the weights, for messages.
+
+    Raises:
+        ModelError: If names, shapes or types differ; lists the differences.
+    """
+    expected, load_error = model.state_dict(), None
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        load_error = error
+        missing, unexpected = list(expected.keys() - state.keys()), list(state.keys() - expected.keys())
+    common = [name for name in expected if name in state]
+    differences = {
+        "missing": _without_shared(model, missing, state),
+        "unexpected": unexpected,
+        "of another shape": [
+            f"{name} {list(state[name].shape)} instead of {list(expected[name].shape)}"
+            for name in common
+            if state[name].shape != expected[name].shape
+        ],
+        "of another type": [
+            f"{name} {state[name].dtype} instead of {expected[name].dtype}"
+            for name in common
+            if state[name].is_floating_point() != expected[name].is_floating_point()
+        ],
+    }
+    lines = [f"  {title}: {_listed(sorted(names))}" for title, names in differences.items() if names]
+    if load_error is not None and not lines:
+        lines = [f"  {_first_line(load_error)}"]
+    if lines:
+        raise ModelError(f"The weights in '{weights}' do not fit the model '{spec}':\n" + "\n".join(lines))
+
+
+def _without_shared(model: nn.Module, missing: Iterable[str], state: Mapping[str, Tensor]) -> list[str]:
+    """Drop missing names that share a tensor with a name in the state. Files store shared tensors once."""
+    tensors: dict[str, Any] = model.state_dict(keep_vars=True)
+    loaded = {id(tensors[name]) for name in state if name in tensors}
+    return [name for name in missing if id(tensors[name]) not in loaded]
+
+
+# Checks on the data --------------------------------------------------------------------------------------------------
+
+
+def check_model(model: nn.Module, source: Source, spec: str) -> int:
+    """Run the model on the first two examples, and return its number of classes K.
+
+    Raises:
+        ModelError: If the model fails; names the inputs.
+        DataError: If the labels or class names of the data do not fit the model.
+    """
+    first = next(as_batches(source.batches()), None)
+    if first is None:
+        raise EmptyDataError(f"The data '{source.spec}' has no examples.")
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batch = first.select(slice(0, 2)).to(device)
+    try:
+        with torch.no_grad():
+            num_classes = run_model(model, batch).shape[1]
+    except IfcompError:
+        raise
+    except Exception as error:
+        inputs = ", ".join(f"{str(value.dtype)[6:]} {list(value.shape)}" for value in batch.tensors())
+        no_label_column = source.spec.startswith("parquet:") and batch.labels is None
+        hint = " No column is the label, so every column is an input: name the label with --label-column."
+        raise ModelError(
+            f"The model '{spec}' fails on the first examples of '{source.spec}', inputs {inputs}: "
+            f"{type(error).__name__}: {_first_line(error)}.{hint if no_label_column else ''}"
+        ) from error
+    _check_classes(source, num_classes)
+    return num_classes
+
+
+def _check_classes(source: Source, num_classes: int) -> None:
+    names = source.class_names
+    if names is not None and len(names) != num_classes:
+        raise DataError(
+            f"'{source.spec}' has {len(names)} classes ({_listed(names)}), but the model has {num_classes} logits, so "
+            "labels and logits would not match."
+        )
+    if source.labels is not None:
+        check_labels(Batch((), {}, source.labels, len(source.labels), f"'{source.spec}'"), num_classes)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _listed(names: Iterable[Any]) -> str:
+    texts = list(map(str, names))
+    more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return ", ".join(texts[:MAX_LISTED]) + more

@@ -1,0 +1,244 @@
+"""A run: opening it, loading its predictor and data, predicting with it, and writing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import typer
+from torch import Tensor
+
+from ifcomp import IFComp
+from ifcomp.cli.model import check_model, load_model
+from ifcomp.cli.options import DataOptions, ModelOptions
+from ifcomp.cli.record import Record, read_record, record_path, write_record
+from ifcomp.data.batches import as_batches, check_labels
+from ifcomp.data.opening import OPTIONS, kind_of, open_source
+from ifcomp.data.source import Batches, Source, SourceOptions
+from ifcomp.distributed import ranks
+from ifcomp.errors import DataError, LabelError, SettingError, StorageError
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.files import remove_leftovers, written_atomically
+from ifcomp.layers.forward import run_model
+from ifcomp.progress import track
+from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run whose record has been read. No user code has been imported yet.
+
+    Attributes:
+        path: The file written by ``ifcomp fit``.
+        options: The model options of the command line.
+        record: The record of the run, or None if there is none or it is not trusted.
+    """
+
+    path: str
+    options: ModelOptions
+    record: Record | None
+
+    @property
+    def model(self) -> str:
+        """Name of the model, ``package.module:factory``."""
+        return self.options.model or (self.record.model if self.record else self._refuse("the model with --model"))
+
+    @property
+    def weights(self) -> str | None:
+        """File of the weights."""
+        return self.options.weights or (self.record.weights if self.record else None)
+
+    def load_predictor(self, *sources: Source) -> IFComp:
+        """Load the model, check it on each of the sources, and load the fit."""
+        model = load_model(self.model, self.weights, self.options.device)
+        for source in sources:
+            check_model(model, source, self.model)
+        ifc = IFComp.load(self.path, model)
+        if self.record is not None and read_record(self.path) != self.record:
+            raise StorageError(f"'{self.path}' was replaced by another fit while it was read. Run this again.")
+        return ifc
+
+    def open_data(
+        self, spec: str | None, reading: DataOptions, *, labelled: bool = True, secondary: bool = False
+    ) -> Source:
+        """Open data.
+
+        Args:
+            spec: Name of the data; None is the training data.
+            reading: How to read it. Options that are not given are those of the training data.
+            labelled: Whether the labels are classes of the model. If not, they are dropped.
+            secondary: Whether ``reading`` was given for other data of the command. Then options that do not apply to
+                this kind of data are ignored instead of refused.
+        """
+        record = self.record
+        name = spec or (record.data if record is not None else self._refuse("the data"))
+        names = record.class_names if record is not None and labelled else None
+        source = open_source(name, self._data_options(name, reading, secondary), class_names=names, labelled=labelled)
+        if spec is None and record and isinstance(source.data, Batches) and len(source) != record.examples:
+            raise DataError(
+                f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
+                "Fit again, or name the data."
+            )
+        return source if labelled else source.unlabelled()
+
+    def is_training_data(self, spec: str | None) -> bool:
+        """Return whether the name is that of the training data; None is."""
+        return spec is None or (self.record is not None and spec == self.record.data)
+
+    def class_names(self, source: Source) -> tuple[str, ...] | None:
+        """Return the class names of the run, or those of the data if the run has none."""
+        if self.record is not None and self.record.class_names:
+            return tuple(self.record.class_names)
+        return source.class_names
+
+    def calibration(self) -> tuple[float, bool]:
+        """Return alpha and keep_argmax as chosen by ``ifcomp calibrate``."""
+        if self.record is not None and self.record.alpha is not None:
+            return self.record.alpha, self.record.keep_argmax
+        if self.record is None and read_record(self.path) is not None:
+            self._refuse("the calibration with --alpha")
+        raise SettingError(f"'{self.path}' is not calibrated. Use the run that 'ifcomp calibrate RUN DATA' writes.")
+
+    def new_record(self, training: Source, reading: DataOptions, ifc: IFComp) -> Record:
+        """Return the record of another fit of the same model, on training data opened as ``secondary``."""
+        assert ifc.factors is not None
+        names = self.class_names(training)
+        return Record(
+            model=self.model,
+            weights=self.weights,
+            data=training.spec,
+            options=self._data_options(training.spec, reading, secondary=True).given(),
+            class_names=list(names) if names else None,
+            examples=ifc.factors.count,
+        )
+
+    def _data_options(self, name: str, reading: DataOptions, secondary: bool) -> SourceOptions:
+        options, allowed = reading.parse(), OPTIONS[kind_of(name)]
+        if secondary:
+            options = SourceOptions().or_else(options, allowed)
+        return options if self.record is None else options.or_else(stored_options(self.record), allowed)
+
+    def _refuse(self, missing: str) -> NoReturn:
+        """Raise an error: something must be named because the record is missing or not trusted."""
+        record = read_record(self.path)
+        if record is None:
+            raise SettingError(
+                f"There is no record '{record_path(self.path)}' beside the run, so name {missing} yourself."
+            )
+        weights = f" --weights {record.weights}" if record.weights else ""
+        raise SettingError(
+            f"'{record_path(self.path)}' was not written by you in this folder, so the code and files that it names "
+            f"are not used. Go to the folder where you fitted the run, or name them yourself if you know them: "
+            f"data {record.data}, --model {record.model}{weights}. If you trust its author, add --trust-run."
+        )
+
+
+def open_run(path: str, options: ModelOptions) -> Run:
+    """Read the record of a run and decide whether it is trusted."""
+    if not os.path.isfile(path):
+        raise StorageError(f"There is no run '{path}'. Create one with 'ifcomp fit MODEL DATA --out {path}'.")
+    record = read_record(path)
+    is_trusted = record is not None and (options.trust_run or record.is_trusted)
+    return Run(path, options, record if is_trusted else None)
+
+
+def stored_options(record: Record) -> SourceOptions:
+    """Return the options with which the training data was read."""
+    try:
+        stored: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.options.items()
+        }
+        return SourceOptions(**stored)
+    except (TypeError, SettingError) as error:
+        raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error
+
+
+def check_labelled(source: Source) -> None:
+    """Raise LabelError if the data has no labels."""
+    first = next(as_batches(source.batches()), None)
+    if first is not None and first.labels is None:
+        raise LabelError(f"'{source.spec}' has no labels, but this command needs them.")
+
+
+# Predictions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Class probabilities of N examples.
+
+    Attributes:
+        model: Softmax of the model, [N, K].
+        calibrated: Calibrated pNML distribution, [N, K].
+        labels: [N], or None if the data has no labels.
+    """
+
+    model: Tensor
+    calibrated: Tensor
+    labels: Tensor | None
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the calibration metrics of "model" and "calibrated". Needs labels."""
+        assert self.labels is not None
+        return {name: calibration_summary(getattr(self, name), self.labels) for name in ("model", "calibrated")}
+
+    def curves(self) -> dict[str, ReliabilityCurve]:
+        """Return the reliability curves of "model" and "calibrated". Needs labels."""
+        assert self.labels is not None
+        return {name: reliability_curve(getattr(self, name), self.labels) for name in ("model", "calibrated")}
+
+
+def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool) -> Predictions:
+    """Predict all examples of a source in one pass."""
+    model, calibrated, labels = [], [], []
+    device = next(ifc.model.parameters()).device
+    for batch in as_batches(track(source.batches(), "predicting", None if ranks().rank == 0 else False)):
+        with torch.no_grad():
+            model.append(run_model(ifc.model, batch.to(device)).double().softmax(1).cpu())
+        inputs = batch.kwargs or batch.args[0]
+        calibrated.append(ifc.predict_proba(inputs, alpha, keep_argmax=keep_argmax).cpu())
+        if batch.labels is not None:
+            labels.append(check_labels(batch, model[-1].shape[1]))
+    return Predictions(torch.cat(model), torch.cat(calibrated), torch.cat(labels) if labels else None)
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def write_run(path: str, ifc: IFComp, record: Record) -> None:
+    """Write a fit and its record.
+
+    The record of an older run is removed once the new fit is on disk and before it is renamed. A command that is killed
+    in between leaves a run without a record, never a run with the record of another.
+    """
+    with written_atomically(path) as scratch:
+        ifc.save(scratch)
+        if ranks().rank == 0:
+            Path(record_path(path)).unlink(missing_ok=True)
+    write_record(path, record)
+
+
+@contextmanager
+def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
+    """Open a checkpoint beside the first output file. Only one command at a time can use it.
+
+    Temporary files of a killed command are removed first.
+
+    Args:
+        every: Seconds between two saves.
+        *outputs: Files that the command writes.
+    """
+    with Checkpoint(f"{outputs[0]}.partial", every, notice=_print_stopping) as checkpoint:
+        if ranks().rank == 0:
+            for path in outputs:
+                remove_leftovers(path)
+        yield checkpoint
+
+
+def _print_stopping() -> None:
+    typer.echo("Stopping after this batch. Press Ctrl-C again to stop immediately.", err=True)
