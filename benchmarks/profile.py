@@ -27,7 +27,7 @@ from benchmarks.suites.influence import fitted
 from benchmarks.timing import environment
 from ifcomp.cli.output import table
 from ifcomp.influence import forms
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.layers.block import KroneckerBlock
 from ifcomp.layers.capture import Recording
 
@@ -273,7 +273,7 @@ def main() -> None:
         found[name] = asdict(made)
         where = environment() | {"note": options.note}
         content = kept | {"environment": where, "classes": options.classes, "networks": found}
-        with written_atomically(options.output) as scratch:
+        with atomic_write(options.output) as scratch:
             scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

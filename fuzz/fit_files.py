@@ -22,7 +22,7 @@ from ifcomp import IFComp
 from ifcomp.cli.models import _fill, read_weights
 from ifcomp.cli.opened import _stored_options
 from ifcomp.cli.runs import Record, read_record, record_path
-from ifcomp.io import checkpoints
+from ifcomp.io.checkpoint_files import read_checkpoint
 from ifcomp.oracle.pairs import Pair, PairFile
 
 KINDS = ("float64", "float16", "int64", "bool", "float8_e5m2", "complex64", "uint8", "bfloat16")
@@ -170,16 +170,16 @@ def moments_seeds() -> list[bytes]:
 
 
 def checkpoint(data: bytes, folder: Path) -> None:
-    """What is left of unfinished work: the first byte says whether only its content is wrong."""
+    """A checkpoint: the first byte says whether only its content is wrong."""
     path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
     key = {"beta": 1.0, "stages": ["first", "second"]}
     if data[:1] >= b"\x40":
-        metadata = {"schema": 2, "stage": "first", "position": 3, "digest": "d", "key": key}
+        metadata = {"schema": 3, "stage": "first", "position": 3, "digest": "d", "settings": {"a": 1}, "key": key}
         for _ in range(draw.number(0, 2)):
             metadata = draw.damaged(metadata)
-        content = save(_damaged(draw, {"own/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
+        content = save(_damaged(draw, {"local/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
     path.write_bytes(content)
-    checkpoints._read(path, key)
+    read_checkpoint(path, key)
 
 
 def record(data: bytes, folder: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks.references import forward
 from benchmarks.suite import Goal, Measured, Section, Setup, Suite, milliseconds, number, times_faster
 from benchmarks.timing import Timed, interleaved
 from ifcomp import IFComp, Relative
-from ifcomp.distributed import gather, ranks, sharing
+from ifcomp.distributed import all_gather_objects, data_parallel, process_info
 
 CLASSES = 10
 #: With it influence does not depend on the basis of directions of equal curvature, which rounding decides.
@@ -39,7 +39,7 @@ def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[
     model, x = RESNET20.model(CLASSES, Setup(1, rounds, tiny)), RESNET20.images(fitted)
     batches, some = (list(own.split(2 * RESNET20.batch)) for own in (x, x[:scored]))
     alone, shared = (_Work(IFComp(model, sua=True), batches, some) for _ in range(2))
-    with sharing():
+    with data_parallel():
         IFComp(model, sua=True).fit(batches[:1], progress=False)
         took = interleaved(_by_turns(alone.fit, shared.fit), rounds, warm_up=False)
         took |= interleaved(_by_turns(alone.score, shared.score), rounds)
@@ -64,9 +64,9 @@ class _Work:
 
     def forward(self) -> None:
         """Passes that have nothing to say to each other until all are done: what the machine can give."""
-        for batch in self.fitted[ranks().rank :: ranks().world]:
+        for batch in self.fitted[process_info().rank :: process_info().world_size]:
             forward(self.ifc.model, batch)
-        gather(None)
+        all_gather_objects(None)
 
     def mean(self) -> float:
         """Of what scoring gives for some examples."""
@@ -81,8 +81,8 @@ def _by_turns(alone: Callable[[], Any], shared: Callable[[], Any]) -> dict[str, 
 
 def _by_the_first(work: Callable[[], Any]) -> Any:
     """What the first process makes as if it were the only one, which all wait for."""
-    found = Context().run(work) if ranks().rank == 0 else None  # a context of its own knows nothing of `sharing`
-    return gather(found)[0]
+    found = Context().run(work) if process_info().rank == 0 else None  # outside `data_parallel`
+    return all_gather_objects(found)[0]
 
 
 SUITE = Suite(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 
 def begin(description: str | None, usual: Path) -> Path:
@@ -42,7 +42,7 @@ def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable
         if name not in results:
             started = time.perf_counter()
             results[name] = {**unit(), "seconds": round(time.perf_counter() - started, 1)}
-            with written_atomically(path) as scratch:
+            with atomic_write(path) as scratch:
                 everything = {"made": {"command": command(), **environment()}, "settings": settings, "results": results}
                 text = json.dumps(everything, indent=1)
                 scratch.write_text(text + "\n")

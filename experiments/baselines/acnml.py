@@ -169,7 +169,7 @@ class Acnml:
         wrong = ~found.isfinite().all(1) | (found.sum(1) == 0)
         if wrong.any():
             raise NonFiniteError(
-                f"{batch.where}: fitting the labels of {batch.example(wrong)} diverges. "
+                f"{batch.name}: fitting the labels of {batch.describe_example(wrong)} diverges. "
                 "Use a smaller scale, more damping or less relaxation."
             )
         return found

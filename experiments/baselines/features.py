@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batch, as_batches, check_data, check_inputs, check_labels
+from ifcomp.data.batches import Batch, as_batch, as_batches
+from ifcomp.data.checks import check_data, check_inputs, check_labels
 from ifcomp.errors import EmptyDataError, ModelError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track

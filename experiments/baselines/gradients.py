@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from experiments.baselines.losses import as_networks, check_repeatable
 from ifcomp.curvature.factors import check_number
 from ifcomp.curvature.labels import all_label_residuals, label_residuals, probabilities
-from ifcomp.data.batches import Batch, as_batches, check_data
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.influence.norms import squared_gradient_norms
 from ifcomp.layers.registry import Selection

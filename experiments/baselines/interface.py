@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ifcomp.data.batches import Batch, as_batch, check_inputs
+from ifcomp.data.batches import Batch, as_batch
+from ifcomp.data.checks import check_inputs
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.baselines.interface import checked_batch, model_logits
-from ifcomp.data.batches import LABEL_KEY, Batch, as_batch, as_batches, check_data, check_inputs, check_labels
+from ifcomp.data.batches import LABEL_KEY, Batch, as_batch, as_batches
+from ifcomp.data.checks import check_data, check_inputs, check_labels
 from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, ModelError, SettingError
 from ifcomp.layers.forward import run_model
 

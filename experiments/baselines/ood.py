@@ -57,7 +57,8 @@ from torch import Tensor, nn
 from experiments.baselines.features import Outputs, run_data
 from experiments.baselines.losses import check_repeatable
 from experiments.baselines.network import Chain, Network
-from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, MissingPackageError, NonFiniteError, SettingError
 from ifcomp.layers.forward import evaluating
 from ifcomp.progress import track
@@ -337,7 +338,7 @@ def _image(batch: Batch) -> Tensor:
     """The inputs as one floating-point tensor, or DataError."""
     if batch.kwargs or len(batch.args) != 1 or not batch.args[0].is_floating_point():
         raise DataError(
-            f"{batch.where}: this detector works on the inputs themselves, which must be one floating-point tensor x. "
+            f"{batch.name}: this detector works on the inputs themselves, which must be one floating-point tensor x. "
             "For other inputs take a detector that reads logits or features."
         )
     image: Tensor = batch.args[0]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ifcomp.curvature.factors import Damping
 from ifcomp.curvature.labels import Cotangents, label_residuals
-from ifcomp.data.batches import as_batches, check_data, check_labels
+from ifcomp.data.batches import as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.predictor import IFComp
 from ifcomp.progress import track

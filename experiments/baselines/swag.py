@@ -27,10 +27,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from experiments.baselines.interface import check_count, checked_batch, copied, derived_seed
-from ifcomp.data.batches import Batch, as_batches, check_data
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data
 from ifcomp.errors import DataError, ModelError, NotFittedError, StorageError
-from ifcomp.io.files import written_atomically
-from ifcomp.io.untrusted import parse_json, read_tensors
+from ifcomp.io.files import atomic_write
+from ifcomp.io.untrusted import parse_json, read_safetensors
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track
 
@@ -96,14 +97,14 @@ class WeightMoments:
         """Write to one safetensors file, atomically."""
         moments = zip(_PARTS, (self.mean, self.variance), strict=True)
         tensors = {part + name: value.contiguous() for part, values in moments for name, value in values.items()}
-        with written_atomically(path) as scratch:
+        with atomic_write(path) as scratch:
             save_file(tensors, scratch, metadata={_KEY: json.dumps({"count": self.count})})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file that `save` wrote."""
         try:
-            tensors, metadata = read_tensors(path)
+            tensors, metadata = read_safetensors(path)
             count = parse_json(metadata[_KEY])["count"]
             mean, variance = (
                 {name[len(part) :]: value for name, value in tensors.items() if name.startswith(part)}

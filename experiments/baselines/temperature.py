@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.baselines.interface import model_logits
-from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.tasks.calibration import fitted_inverse_temperature
 

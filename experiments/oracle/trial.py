@@ -22,7 +22,7 @@ from experiments.datasets import MNIST, Batches, Dataset, load, separate
 from experiments.prepare_models import PRESETS, parts, trained
 from experiments.runs import cache_folder
 from ifcomp import IFComp
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.oracle import Hindsight, hindsight
 
 #: So much damping that influence is the squared norm of the gradient over it.
@@ -108,7 +108,7 @@ def main(
     result = json.dumps({"settings": settings, "cost": costs, "correlation": correlations}, indent=1)
     typer.echo(result)
     if output is not None:
-        with written_atomically(output) as scratch:
+        with atomic_write(output) as scratch:
             scratch.write_text(result + "\n")
 
 

@@ -24,7 +24,8 @@ from ifcomp.curvature.holdings import (
     most_cotangents,
 )
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.data.batches import Batch, as_batches, check_data
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data
 from ifcomp.errors import EmptyDataError
 from ifcomp.influence.choice import choose_kernel, direct_cost, form_bytes, pairs_cost, weight_bytes
 from ifcomp.influence.weights import Weights, invert

@@ -23,17 +23,10 @@ from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, 
 from ifcomp.curvature.health import with_health
 from ifcomp.curvature.holdings import check_factors, check_pieces, checkpoint_bytes, factor_shapes
 from ifcomp.curvature.passes import fit_covariances, fit_second_moments
-from ifcomp.data.batches import (
-    Batch,
-    as_batch,
-    as_batches,
-    check_data,
-    check_labels,
-    check_order,
-    dead_workers_named,
-    warn_of_order,
-)
-from ifcomp.distributed import gather_rows, own_slices, ranks
+from ifcomp.data.batches import Batch, as_batch, as_batches
+from ifcomp.data.checks import check_data, check_labels, check_not_shuffled, warn_if_shuffled
+from ifcomp.data.loaders import explain_dead_workers
+from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
@@ -47,8 +40,9 @@ from ifcomp.errors import (
 )
 from ifcomp.explanation import Explanation, explain
 from ifcomp.influence.weights import invert
-from ifcomp.io import factor_files as storage
-from ifcomp.io.checkpoints import UNSAVED, Checkpoint
+from ifcomp.io import factor_files, fingerprints
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.layers.block import Layout
 from ifcomp.layers.inventory import Coverage, restrict, take_inventory, untouched_norms, with_known
 from ifcomp.layers.registry import Selection, Sua
@@ -288,7 +282,7 @@ class IFComp:
         check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
-    @dead_workers_named()
+    @explain_dead_workers()
     def score(
         self,
         data: Iterable[Any],
@@ -326,8 +320,8 @@ class IFComp:
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         check_data(data)
-        (warn_of_order if checkpoint is None else check_order)(data)
-        progress = progress if ranks().rank == 0 else False
+        (warn_if_shuffled if checkpoint is None else check_not_shuffled)(data)
+        progress = progress if process_info().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
@@ -335,11 +329,11 @@ class IFComp:
         evaluation = replace(self._evaluation(first, damping), limit=limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:
-            work = UNSAVED
+            work = NO_CHECKPOINT
             if checkpoint is not None:
                 key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
-                work = stack.enter_context(checkpoint.work(key, [ROWS], rows * ROW_BYTES))
-            own = own_slices(work.over(itertools.chain([first], batches)))
+                work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
+            own = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
             columns = score_columns(evaluation, own, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
@@ -391,7 +385,7 @@ class IFComp:
             "relative_damping": relative,
             "layouts": {name: layout.value for name, layout in self._layouts.items()},
         }
-        storage.save(path, storage.Stored(self._fitted, self._fingerprint, options, __version__))
+        factor_files.save(path, factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -401,8 +395,8 @@ class IFComp:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model; says what differs.
         """
-        stored, model = storage.load(path), unwrapped(model)
-        storage.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
+        stored, model = factor_files.load(path), unwrapped(model)
+        fingerprints.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
         options, settings = stored.options, stored.factors.settings
         try:
             value = options["damping"]
@@ -450,7 +444,7 @@ class IFComp:
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
         made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
         advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
-        made._receive(factors, storage.fingerprint(model), {}, "The given factors", advice)
+        made._receive(factors, fingerprints.fingerprint(model), {}, "The given factors", advice)
         return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
@@ -484,7 +478,7 @@ class IFComp:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
         checksums = _checksums(self.model)
         if checksums != self._checksums:
-            storage.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+            fingerprints.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
                 self._checksums = checksums  # written to, but with what was there, as instance norm does on torch 2.4
                 return self.factors
@@ -526,7 +520,7 @@ class IFComp:
             raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
 
 
-@dead_workers_named()
+@explain_dead_workers()
 def fit_together(
     predictors: Sequence[IFComp],
     data: Iterable[Any],
@@ -556,11 +550,11 @@ def fit_together(
         )
     check_data(data)
     if checkpoint is not None:
-        check_order(data)
+        check_not_shuffled(data)
     settings, limit = [predictor.settings for predictor in predictors], as_bytes(max_memory)
     item_bytes, there = working_dtype(lead.model).itemsize, available(next(lead.model.parameters()).device)
     check_factors(lead._inventory.blocks, item_bytes, len(settings), limit, there)
-    progress = progress if ranks().rank == 0 else False
+    progress = progress if process_info().rank == 0 else False
     if new := untouched_norms(lead.model):
         warnings.warn(
             f"The running statistics of {listed(new)} are those of a new layer, mean 0 and variance 1: the model "
@@ -579,22 +573,22 @@ def fit_together(
                 predictor._session.release()  # what its calls have kept
         session = Session(lead.model, lead._selection, first)
         check_pieces(session, first, settings, limit)
-        work = UNSAVED
+        work = NO_CHECKPOINT
         if checkpoint is not None:
             size = checkpoint_bytes(session.blocks, item_bytes, len(settings))
-            work = stack.enter_context(checkpoint.work(_fit_key(predictors, session, limit), STAGES, size))
-        batches = work.over(itertools.chain([first], batches))
-        covariances = fit_covariances(session, own_slices(batches), settings, limit, work)
+            work = stack.enter_context(checkpoint.resume(_fit_key(predictors, session, limit), STAGES, size))
+        batches = work.remaining_batches(itertools.chain([first], batches))
+        covariances = fit_covariances(session, shard_batches(batches), settings, limit, work)
         seen, bases = covariances[0].count, eigenbases(covariances, work)
         del covariances  # before the second pass needs room
-        again = work.over(as_batches(track(data, "pass 2 of 2: second moments", progress)))
-        fits = fit_second_moments(session, own_slices(again), settings, bases, limit, work, seen)
+        again = work.remaining_batches(as_batches(track(data, "pass 2 of 2: second moments", progress)))
+        fits = fit_second_moments(session, shard_batches(again), settings, bases, limit, work, seen)
     if fits[0].count != seen:
         raise LengthChangedError(
             f"The first pass saw {seen} examples, the second {fits[0].count}. The data must give the "
             "same examples each time it is iterated."
         )
-    fingerprint = storage.fingerprint(lead.model)
+    fingerprint = fingerprints.fingerprint(lead.model)
     for factors in fits:
         check_finite(factors)
     for predictor, factors in zip(predictors, fits, strict=True):
@@ -620,7 +614,7 @@ def _fit_key(predictors: Sequence[IFComp], session: Session, limit: int | None) 
     """What the result of a fit depends on besides the data, in words and plain JSON."""
     return {
         "work": "fit",
-        "model": _short(storage.fingerprint(predictors[0].model)),
+        "model": _short(fingerprints.fingerprint(predictors[0].model)),
         "settings": [asdict(predictor.settings) for predictor in predictors],
         "selection": asdict(predictors[0]._selection),
         "device": str(session.device),

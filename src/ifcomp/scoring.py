@@ -19,7 +19,8 @@ from ifcomp.influence.choice import form_bytes, weight_bytes
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights
-from ifcomp.io.checkpoints import UNSAVED, Work, digest
+from ifcomp.io.fingerprints import digest_tensors
+from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.layers.session import Session
 from ifcomp.memory import Budget
 from ifcomp.scores import DESCRIPTIONS
@@ -126,8 +127,9 @@ def finite(piece: Piece, values: Tensor) -> Tensor:
     wrong = ~values.flatten(1).isfinite().all(1)
     if wrong.any():
         raise NonFiniteError(
-            f"{piece.batch.where}: the influence of {piece.batch.example(wrong)} of the batch overflows, so far is it "
-            "from the training data. Scale the inputs, raise the damping, use model.double(), or leave the example out."
+            f"{piece.batch.name}: the influence of {piece.batch.describe_example(wrong)} of the batch overflows, so "
+            "far is it from the training data. Scale the inputs, raise the damping, use model.double(), or leave the "
+            "example out."
         )
     return values
 
@@ -170,7 +172,7 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
     parts = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
     return {
         "work": "score",
-        "fit": digest(part for part in parts if part is not None)[:16],
+        "fit": digest_tensors(part for part in parts if part is not None)[:16],
         "settings": asdict(evaluation.factors.settings),
         "options": asdict(options),
         "damping": repr(evaluation.damping),
@@ -181,7 +183,7 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
 
 
 def score_columns(
-    evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
+    evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: ResumableWork = NO_CHECKPOINT
 ) -> dict[str, Tensor]:
     """Every column of `ScoreTable` by name, with a number an example; none without examples. ``work`` saves rows."""
     typical = evaluation.effective_parameters or 1.0
@@ -191,7 +193,7 @@ def score_columns(
         parts[:] = [_joined(parts)] if parts else []
         return parts[0] if parts else {}
 
-    saved = work.enter(
+    saved = work.begin_stage(
         ROWS, lambda: {f"{place:03}/{name}": value for place, (name, value) in enumerate(joined().items())}
     )
     if saved:

@@ -85,8 +85,8 @@ def test_a_stopped_command_goes_on_when_given_again(run: Workshop, name: str, ho
         assert (running.returncode, stdout) == (130, "")
         partial_file = f"{outputs[0]}.partial"
         assert stderr.splitlines()[-1] == (
-            "Stopped. Files are either complete or as they were before. What is done so far is in "
-            f"'{partial_file}'. Do the same again to go on from there."
+            "Stopped. Files are either complete or as they were before. The work so far is saved in "
+            f"'{partial_file}'. Repeat the same command or call to resume it."
         )
         assert "Traceback" not in stderr
     assert Path(f"{outputs[0]}.partial").exists()
@@ -102,7 +102,7 @@ def test_a_second_command_at_the_same_file_is_refused(workshop: Workshop) -> Non
         wait_for("reached", running)
         found = ifcomp(*workshop.fit_arguments(), "--beta", "0.5")
         assert found.exit_code == 2
-        assert "Another process is at work on 'run.ifcomp.partial'" in found.stderr
+        assert "Another process is working on 'run.ifcomp.partial'" in found.stderr
         assert ifcomp(*workshop.fit_arguments(), "--out", "other.ifcomp").exit_code == 0
         Path("go").touch()
         assert running.wait(timeout=120) == 0, running.communicate()
@@ -123,7 +123,7 @@ def test_another_command_is_refused_while_one_is_unfinished(
     found = ifcomp(*workshop.fit_arguments(), "--beta", "0.5")
     assert found.exit_code == 2
     assert "settings: [{'beta': 1.0" in found.stderr
-    assert "Do the same again" not in found.stderr
+    assert "Repeat the same command" not in found.stderr
     assert Path("run.ifcomp.partial").exists()
     assert ifcomp(*workshop.fit_arguments()).exit_code == 0
     assert not Path("run.ifcomp.partial").exists()

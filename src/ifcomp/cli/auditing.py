@@ -10,7 +10,7 @@ from ifcomp.cli import options
 from ifcomp.cli.explaining import explanations
 from ifcomp.cli.opened import Run
 from ifcomp.curvature.factors import Damping
-from ifcomp.data.source import Source
+from ifcomp.data.sources import Source
 from ifcomp.errors import SettingError
 from ifcomp.report import build_report, current_provenance
 from ifcomp.tasks.mislabel import AUDIT_DAMPING, LabelAudit, audit_labels

@@ -65,11 +65,11 @@ def _with_other_processes() -> Iterator[bool]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
-    from ifcomp.distributed import sharing
-    from ifcomp.io.files import discarding_writes
+    from ifcomp.distributed import data_parallel
+    from ifcomp.io.files import discard_writes
 
-    with sharing() as ranks, nullcontext() if ranks.rank == 0 else discarding_writes():
-        yield ranks.rank == 0
+    with data_parallel() as process, nullcontext() if process.rank == 0 else discard_writes():
+        yield process.rank == 0
 
 
 def _spread(group: Any) -> list[inspect.Parameter]:

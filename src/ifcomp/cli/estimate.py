@@ -42,13 +42,12 @@ def estimate(
     """
     from ifcomp import estimation
     from ifcomp.cli.models import load_model, try_model
-    from ifcomp.data.opening import open_source
-    from ifcomp.data.source import Batches
+    from ifcomp.data.sources import IndexedBatches, open_source
 
     source = open_source(data, reading.parsed())
     network = load_model(model, weights, device)
     classes = try_model(network, source, model)
-    count = len(source) if examples is None and isinstance(source.data, Batches) else examples
+    count = len(source) if examples is None and isinstance(source.data, IndexedBatches) else examples
     found = estimation.estimate(
         network,
         source.batches(),

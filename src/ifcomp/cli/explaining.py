@@ -11,7 +11,7 @@ import torch
 from ifcomp import IFComp
 from ifcomp.curvature.factors import Damping
 from ifcomp.data.batches import as_batches
-from ifcomp.data.source import Source
+from ifcomp.data.sources import Source
 from ifcomp.errors import DataError
 from ifcomp.report import TrainingExample
 

@@ -58,7 +58,7 @@ def fit(
     from ifcomp.cli.models import load_model, try_model
     from ifcomp.cli.resuming import resumable
     from ifcomp.cli.runs import Record, record_path, write_run
-    from ifcomp.data.opening import open_source
+    from ifcomp.data.sources import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
 
     started = time.perf_counter()

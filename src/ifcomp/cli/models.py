@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batches, check_labels
-from ifcomp.data.factories import make
-from ifcomp.data.source import Source
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_labels
+from ifcomp.data.factories import call_factory
+from ifcomp.data.sources import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
-from ifcomp.io.untrusted import read_tensors, regular_file
+from ifcomp.io.untrusted import read_safetensors, regular_file
 from ifcomp.layers.forward import run_model
 
 #: Where training scripts put the weights among other things.
@@ -50,7 +51,7 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
     Raises:
         ModelError: If the model cannot be made, or the weights do not fit; lists what is missing.
     """
-    model = make(spec, "model", ModelError, nn.Module)
+    model = call_factory(spec, "model", ModelError, nn.Module)
     if not isinstance(model, nn.Module):
         raise ModelError(f"'{spec}' must return an nn.Module, but returned a {type(model).__name__}.")
     if weights is not None:
@@ -66,7 +67,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     found: Any
     try:
         file = regular_file(path)
-        found = read_tensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
+        found = read_safetensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
     except FileNotFoundError as error:
         raise ModelError(f"There is no weights file '{path}'.") from error
     except Exception as error:  # a damaged file makes its readers raise nearly anything

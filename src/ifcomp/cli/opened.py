@@ -11,8 +11,7 @@ from ifcomp.cli.models import load_model, try_model
 from ifcomp.cli.options import DataChoice, ModelChoice
 from ifcomp.cli.runs import Record, read_record, record_path
 from ifcomp.data.batches import as_batches
-from ifcomp.data.opening import OPTIONS, kind_of, open_source
-from ifcomp.data.source import Batches, Source, SourceOptions
+from ifcomp.data.sources import IndexedBatches, Source, SourceOptions, open_source, source_kind
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
 
 
@@ -44,7 +43,7 @@ class Run:
         options = self._options(name, reading, beside)
         names = record.class_names if record is not None and labelled else None
         source = open_source(name, options, class_names=names, labelled=labelled)
-        if spec is None and record and isinstance(source.data, Batches) and len(source) != record.examples:
+        if spec is None and record and isinstance(source.data, IndexedBatches) and len(source) != record.examples:
             raise DataError(
                 f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
                 "Fit again, or name the data."
@@ -98,10 +97,10 @@ class Run:
         return source.class_names
 
     def _options(self, name: str, reading: DataChoice, beside: bool) -> SourceOptions:
-        options, allowed = reading.parsed(), OPTIONS[kind_of(name)]
+        options, allowed = reading.parsed(), source_kind(name).options
         if beside:
-            options = SourceOptions().or_else(options, allowed)
-        return options if self.record is None else options.or_else(_stored_options(self.record), allowed)
+            options = SourceOptions().with_defaults(options, allowed)
+        return options if self.record is None else options.with_defaults(_stored_options(self.record), allowed)
 
     def _refuse(self, what: str) -> NoReturn:
         record = read_record(self.path)

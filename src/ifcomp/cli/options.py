@@ -15,7 +15,7 @@ from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp.curvature.factors import Damping
-    from ifcomp.data.source import SourceOptions
+    from ifcomp.data.sources import SourceOptions
 
 MODEL_FORM = "package.module:factory, a function without arguments; the current folder counts"
 DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE or package.module:factory"
@@ -157,7 +157,7 @@ class DataChoice:
 
     def parsed(self) -> SourceOptions:
         """As `open_source` takes them."""
-        from ifcomp.data.source import SourceOptions
+        from ifcomp.data.sources import SourceOptions
 
         return SourceOptions(
             batch_size=self.batch_size,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ifcomp import IFComp
-from ifcomp.data.batches import as_batches, check_labels
-from ifcomp.data.source import Source
-from ifcomp.distributed import ranks
+from ifcomp.data.batches import as_batches
+from ifcomp.data.checks import check_labels
+from ifcomp.data.sources import Source
+from ifcomp.distributed import process_info
 from ifcomp.layers.forward import run_model
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
@@ -51,7 +52,7 @@ def probabilities(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool) 
     """Go over the data once."""
     own, calibrated, labels = [], [], []
     device = next(ifc.model.parameters()).device
-    for batch in as_batches(track(source.batches(), "predicting", None if ranks().rank == 0 else False)):
+    for batch in as_batches(track(source.batches(), "predicting", None if process_info().rank == 0 else False)):
         with torch.no_grad():
             own.append(run_model(ifc.model, batch.to(device)).double().softmax(1).cpu())
         inputs = batch.kwargs or batch.args[0]

@@ -14,7 +14,7 @@ from ifcomp.errors import SettingError
 if TYPE_CHECKING:
     from ifcomp import IFComp
     from ifcomp.cli.opened import Run
-    from ifcomp.data.source import Source
+    from ifcomp.data.sources import Source
     from ifcomp.report import ComplexityGroups, ReliabilityPair
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"

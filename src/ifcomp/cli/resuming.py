@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import typer
 
-from ifcomp.distributed import ranks
+from ifcomp.distributed import process_info
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.files import remove_leftovers
+from ifcomp.io.files import remove_scratch_files
 
 
 @contextmanager
@@ -18,10 +18,10 @@ def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
 
     What a killed command left of its files is removed first.
     """
-    with Checkpoint(f"{outputs[0]}.partial", every, notice=_notice) as checkpoint:
-        if ranks().rank == 0:
+    with Checkpoint(f"{outputs[0]}.partial", every, on_interrupt=_notice) as checkpoint:
+        if process_info().rank == 0:
             for path in outputs:
-                remove_leftovers(path)
+                remove_scratch_files(path)
         yield checkpoint
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ifcomp._version import __version__
-from ifcomp.distributed import ranks
+from ifcomp.distributed import process_info
 from ifcomp.errors import StorageError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def write_run(run: str, ifc: IFComp, record: Record) -> None:
     The record of an older run goes first, once the new run is on the disk: whoever is killed in between leaves a run
     without a record, never one with the record of another.
     """
-    with written_atomically(run) as scratch:
+    with atomic_write(run) as scratch:
         ifc.save(scratch)
-        if ranks().rank == 0:
+        if process_info().rank == 0:
             Path(record_path(run)).unlink(missing_ok=True)
     write_record(run, record)
 
@@ -90,7 +90,7 @@ def write_record(run: str, record: Record) -> str:
     """Sign and write the record of a run; returns its path. Atomic."""
     signed = replace(record, signature=_signature(record, create=True) or "")
     content = {"schema": SCHEMA, "version": __version__, **asdict(signed)}
-    with written_atomically(record_path(run)) as scratch:
+    with atomic_write(record_path(run)) as scratch:
         scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return record_path(run)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import Basis, Covariances, covariance_sums
-from ifcomp.distributed import spread
+from ifcomp.distributed import run_distributed
 from ifcomp.errors import NonFiniteError
-from ifcomp.io.checkpoints import UNSAVED, Work, same_shape
+from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, check_saved_tensor
 
 #: Jitter of the retries, relative to the mean of the diagonal.
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
@@ -21,7 +21,7 @@ _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
 STAGES = ("covariances", "eigenvectors", "second moments")
 
 
-def eigenbases(several: Sequence[Covariances], work: Work = UNSAVED) -> list[Mapping[str, Basis]]:
+def eigenbases(several: Sequence[Covariances], work: ResumableWork = NO_CHECKPOINT) -> list[Mapping[str, Basis]]:
     """The eigenvectors of every covariance, computed in float64 and kept in the covariance's precision.
 
     Fits that were made together share their input covariances, which are decomposed once. The work is
@@ -40,17 +40,17 @@ def eigenbases(several: Sequence[Covariances], work: Work = UNSAVED) -> list[Map
     matrices = [matrix for matrix, _ in jobs.values()]
     ready: dict[str, Tensor] = {}
     common = {"examples/0": torch.tensor(several[0].count, device="cpu"), **covariance_sums(several)}
-    saved = work.enter(STAGES[1], lambda: ready, common)
+    saved = work.begin_stage(STAGES[1], lambda: ready, common)
 
     def decompose(name: str, matrix: Tensor, what: str) -> Tensor:
         if name in saved:
-            ready[name] = same_shape(name, saved[name], matrix).to(matrix.device)
+            ready[name] = check_saved_tensor(name, saved[name], matrix).to(matrix.device)
         else:
             ready[name] = eigenvectors(matrix, what)
-            work.tick()
+            work.save_if_due()
         return ready[name]
 
-    made = spread(
+    made = run_distributed(
         [partial(decompose, f"basis/{number}", *job) for number, job in enumerate(jobs.values())],
         matrices,
         [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices],

@@ -32,8 +32,8 @@ from ifcomp.curvature.rotation import (
     sum_equal_indices,
 )
 from ifcomp.data.batches import Batch
-from ifcomp.distributed import add_up
-from ifcomp.io.checkpoints import UNSAVED, Work, restore
+from ifcomp.distributed import all_reduce_sum
+from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, restore_tensors
 from ifcomp.layers.backward import Backward, Gradients
 from ifcomp.layers.block import IndexedBlock, KroneckerBlock, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording
@@ -53,7 +53,7 @@ def fit_covariances(
     batches: Iterable[Batch],
     settings: Sequence[FitSettings],
     limit: int | None = None,
-    work: Work = UNSAVED,
+    work: ResumableWork = NO_CHECKPOINT,
 ) -> list[Covariances]:
     """First pass: sums of the outer products of inputs and of output gradients.
 
@@ -73,7 +73,7 @@ def fit_covariances(
     made = [Covariances({name: Covariance(inputs[name], sums[name]) for name in shapes}, 0) for sums in outputs]
     count = session.counter()
     kept = {"examples/0": count, **covariance_sums(made)}
-    restore(kept, work.enter(STAGES[0], lambda: kept))
+    restore_tensors(kept, work.begin_stage(STAGES[0], lambda: kept))
 
     def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
         _add_input_products(inputs, session, recording)
@@ -81,9 +81,9 @@ def fit_covariances(
             for chunk in own.chunks(at_once):
                 _add_output_products(sums, session, recording, chunk)
 
-    if not work.is_done(STAGES[0]):
+    if not work.is_complete(STAGES[0]):
         _over_pieces(session, batches, settings, 0, add, count, *fit_steps(session, len(settings), limit)[0])
-        add_up(kept.values())
+        all_reduce_sum(kept.values())
     return [replace(own, count=int(count)) for own in made]
 
 
@@ -93,7 +93,7 @@ def fit_second_moments(
     settings: Sequence[FitSettings],
     bases: Sequence[Mapping[str, Basis]],
     limit: int | None = None,
-    work: Work = UNSAVED,
+    work: ResumableWork = NO_CHECKPOINT,
     seen: int = 0,
 ) -> list[Factors]:
     """Second pass: mean squares of the per-example gradients in the eigenbasis of each of the settings, with fresh
@@ -109,12 +109,12 @@ def fit_second_moments(
         seen: How many examples the first pass saw, to be saved with them.
     """
     before = {"examples/0": torch.tensor(seen, device="cpu"), **basis_tensors(bases)}
-    saved = work.enter(STAGES[2], lambda: kept, before)
+    saved = work.begin_stage(STAGES[2], lambda: kept, before)
     totals = [{block.name: session.zeros(*factor_shapes(block)[0]) for block in session.blocks} for _ in settings]
     count = session.counter()
     kept = {f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()}
     kept["examples/1"] = count
-    restore(kept, saved)
+    restore_tensors(kept, saved)
     del saved
 
     def add(piece: Batch, recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
@@ -125,7 +125,7 @@ def fit_second_moments(
                     sums[name] += found.square_().sum((0, 1))
 
     _over_pieces(session, batches, settings, 1, add, count, *fit_steps(session, len(settings), limit)[1])
-    add_up(kept.values())
+    all_reduce_sum(kept.values())
     examples = int(count)
     for sums in totals:
         for block in session.kronecker:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Basis, BlockFactors, Factors, FitSettings
 from ifcomp.errors import ModelError, SettingError, StorageError
-from ifcomp.io.untrusted import parse_json, read_tensors, read_text
+from ifcomp.io.untrusted import parse_json, read_safetensors, read_text
 
 _TENSORS = ("activation_eigenvectors", "gradient_eigenvectors", "lambda_matrix", "num_lambda_processed")
 _ARGUMENTS = "factor_arguments.json"
@@ -66,7 +66,7 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Tensor]], bool]:
     """The tensors by kind and layer, and whether they come from the data's labels."""
     try:
         arguments = parse_json(read_text(folder / _ARGUMENTS))
-        found = {name: read_tensors(folder / f"{name}.safetensors")[0] for name in _TENSORS}
+        found = {name: read_safetensors(folder / f"{name}.safetensors")[0] for name in _TENSORS}
         if arguments["strategy"] != "ekfac":
             raise ValueError(f"its strategy is {arguments['strategy']!r}")
         if not found["lambda_matrix"] or any(part.keys() != found["lambda_matrix"].keys() for part in found.values()):

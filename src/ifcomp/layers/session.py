@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, check_inputs, check_labels
+from ifcomp.data.batches import Batch
+from ifcomp.data.checks import check_inputs, check_labels
 from ifcomp.layers.backward import Backward, check_half, half_scales
 from ifcomp.layers.block import Block, IndexedBlock, KroneckerBlock, Layout, NormBlock, RecordedBlock
 from ifcomp.layers.capture import Recording

@@ -66,8 +66,8 @@ def check_transparent(model: nn.Module) -> None:
     if sharded:
         raise ModelError(
             f"The parameters are sharded by FSDP ({listed(sharded)}), so no process "
-            "has whole layers. Load the full state dict into the plain model; ifcomp.distributed.sharing() splits the "
-            "work over the processes."
+            "has whole layers. Load the full state dict into the plain model; ifcomp.distributed.data_parallel() "
+            "splits the work over the processes."
         )
     dynamic = [name for name, module in model.named_modules() if type(module).__module__.startswith(_DYNAMIC)]
     if dynamic:

@@ -22,7 +22,7 @@ from scipy.special import softmax
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
 from ifcomp.errors import DataError, LabelError, SettingError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,7 +208,7 @@ def plot_reliability(curves: Mapping[str, ReliabilityCurve], target: str | os.Pa
     if kind not in known:
         raise SettingError(f"Cannot draw into '{target}': the ending must be one of {', '.join(sorted(known))}.")
     _draw(curves, figure.add_subplot())
-    with written_atomically(target) as scratch:
+    with atomic_write(target) as scratch:
         figure.savefig(scratch, format=kind)
 
 
