@@ -229,3 +229,16 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     other.write_bytes(b"hello")
     assert_refused(other, "safetensors")
     assert_refused(tmp_path, "it is a folder.")
+
+
+GOLDEN_FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.ifcomp"))
+
+
+@pytest.mark.parametrize("golden", GOLDEN_FILES, ids=lambda path: path.stem)
+def test_the_bytes_of_files_do_not_change(golden: Path, tmp_path: Path) -> None:
+    factor_files.save(tmp_path / "again", factor_files.load(golden))
+    assert (tmp_path / "again").read_bytes() == golden.read_bytes()
+
+
+def test_there_are_golden_files() -> None:
+    assert len(GOLDEN_FILES) > 60
