@@ -12,7 +12,8 @@ from typing import Literal, TypeVar
 
 import torch
 
-from ifcomp.data.batches import Batch, check_inputs, check_labels
+from ifcomp.data.batches import Batch
+from ifcomp.data.checks import check_inputs, check_labels
 from ifcomp.errors import MemoryLimitError
 from ifcomp.memory import as_text, even_size, measured_peak
 
@@ -73,6 +74,7 @@ class Microbatches:
         *,
         limit: int | None = None,
         held: int = 0,
+        peaks: dict[str, dict[str, int]] | None = None,
         repeat_trials: bool = False,
     ) -> None:
         """Start without measurements.
@@ -81,11 +83,12 @@ class Microbatches:
             device: Device of the model.
             limit: Bytes that tensors may take in all; None aims at `MICROBATCH_BYTES` per microbatch.
             held: Bytes of factors and accumulators, which do not depend on the microbatch.
+            peaks: Measurements of an earlier run, to which new ones are added.
             repeat_trials: Whether results of measured microbatches are discarded and computed again. The same call then
                 gives the same bits each time. Steps that add to accumulators cannot be repeated.
         """
         self.device, self.limit, self.held, self._repeat = device, limit, held, repeat_trials
-        self.peaks: dict[str, dict[str, int]] = {}
+        self.peaks: dict[str, dict[str, int]] = {} if peaks is None else peaks
 
     @property
     def budget(self) -> int:

@@ -17,7 +17,7 @@ from ifcomp.curvature.eigen import basis_tensors, eigenbases
 from ifcomp.curvature.factors import Covariance, Covariances, FitSettings, covariance_sums
 from ifcomp.data.batches import as_batch
 from ifcomp.errors import CheckpointError, LabelError
-from ifcomp.io.checkpoints import Work
+from ifcomp.io.resumable import ResumableWork
 from ifcomp.memory import Budget
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -25,27 +25,27 @@ HALVES = [as_batch(X[:2]), as_batch(X[2:])]
 SETTINGS = [FitSettings(fisher="exact"), FitSettings(beta=0.5, fisher="exact")]
 
 
-class Noted(Work):
+class Noted(ResumableWork):
     """Work that goes on from what it is given, and keeps what it is told."""
 
     def __init__(self, saved: Mapping[str, Tensor] | None = None, done: bool = False) -> None:
         self.saved, self.done, self.ticks = saved or {}, done, 0
 
-    def enter(
-        self, stage: str, own: Callable[[], Mapping[str, Tensor]], common: Mapping[str, Tensor] | None = None
+    def begin_stage(
+        self, stage: str, local: Callable[[], Mapping[str, Tensor]], shared: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        self.stage, self.own, self.common = stage, own, common or {}
+        self.stage, self.local, self.shared = stage, local, shared or {}
         return self.saved
 
-    def is_done(self, stage: str) -> bool:
+    def is_complete(self, stage: str) -> bool:
         assert stage == self.stage
         return self.done
 
-    def tick(self) -> None:
+    def save_if_due(self) -> None:
         self.ticks += 1
 
     def state(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.own().items()}
+        return {name: value.clone() for name, value in self.local().items()}
 
 
 def predictor() -> IFComp:
@@ -58,14 +58,14 @@ def test_the_first_pass_goes_on_from_its_sums() -> None:
     whole = fit_covariances(session, HALVES, SETTINGS)
     fit_covariances(session, HALVES[:1], SETTINGS, None, first)
     assert first.stage == "covariances"
-    assert first.own().keys() == {"examples/0", *covariance_sums(whole)}
-    assert int(first.own()["examples/0"]) == 2
+    assert first.local().keys() == {"examples/0", *covariance_sums(whole)}
+    assert int(first.local()["examples/0"]) == 2
     rest.saved = first.state()
     found = fit_covariances(session, HALVES[1:], SETTINGS, None, rest)
     assert [own.count for own in found] == [own.count for own in whole] == [6, 6]
     for name, expected in covariance_sums(whole).items():
         assert_same(covariance_sums(found)[name], expected)
-        assert torch.equal(rest.own()[name], covariance_sums(found)[name])
+        assert torch.equal(rest.local()[name], covariance_sums(found)[name])
 
 
 def test_a_first_pass_that_is_done_is_not_done_again() -> None:
@@ -85,11 +85,11 @@ def test_the_second_pass_goes_on_from_its_sums() -> None:
     whole = make(batches=HALVES)
     make(batches=HALVES[:1], work=first, seen=6)
     assert first.stage == "second moments"
-    assert first.common.keys() == {"examples/0", *basis_tensors(bases)}
-    assert int(first.common["examples/0"]) == 6
+    assert first.shared.keys() == {"examples/0", *basis_tensors(bases)}
+    assert int(first.shared["examples/0"]) == 6
     blocks = list(ifc.factors.blocks)
-    assert first.own().keys() == {"examples/1", *(f"moments/{number}/{name}" for number in (0, 1) for name in blocks)}
-    assert int(first.own()["examples/1"]) == 2
+    assert first.local().keys() == {"examples/1", *(f"moments/{number}/{name}" for number in (0, 1) for name in blocks)}
+    assert int(first.local()["examples/1"]) == 2
     state = first.state()
     for name in state.keys() - {"examples/1"}:
         state[name] *= 2  # a mean by now; the sum is saved
@@ -105,7 +105,9 @@ def test_sums_are_those_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     """Two processes with the same data: twice the sums and examples, the same means."""
     ifc = predictor()
     alone = fit_covariances(ifc._session, HALVES, SETTINGS)[0]
-    monkeypatch.setattr("ifcomp.curvature.passes.add_up", lambda tensors: [tensor.mul_(2) for tensor in tensors])
+    monkeypatch.setattr(
+        "ifcomp.curvature.passes.all_reduce_sum", lambda tensors: [tensor.mul_(2) for tensor in tensors]
+    )
     found = fit_covariances(ifc._session, HALVES, SETTINGS)[0]
     assert found.count == 2 * alone.count
     for name, expected in covariance_sums([alone]).items():
@@ -164,13 +166,13 @@ def test_eigenvectors_are_saved_one_by_one() -> None:
     work, several = Noted(), covariances()
     found = eigenbases(several, work)
     assert work.stage == "eigenvectors"
-    assert work.common.keys() == {"examples/0", "inputs/a", *(f"outputs/{i}/{name}" for i in (0, 1) for name in "ab")}
-    assert int(work.common["examples/0"]) == 9
-    assert torch.equal(work.common["outputs/1/a"], several[1].blocks["a"].outputs)
+    assert work.shared.keys() == {"examples/0", "inputs/a", *(f"outputs/{i}/{name}" for i in (0, 1) for name in "ab")}
+    assert int(work.shared["examples/0"]) == 9
+    assert torch.equal(work.shared["outputs/1/a"], several[1].blocks["a"].outputs)
     assert work.ticks == 5  # shared inputs once, two outputs of two fits
-    assert work.own().keys() == basis_tensors(found).keys() == {f"basis/{number}" for number in range(5)}
+    assert work.local().keys() == basis_tensors(found).keys() == {f"basis/{number}" for number in range(5)}
     for name, vectors in basis_tensors(found).items():
-        assert work.own()[name] is vectors
+        assert work.local()[name] is vectors
     assert found[0]["b"].inputs is None
     assert found[0]["a"].inputs is found[1]["a"].inputs
     assert torch.equal(found[0]["a"].inputs.abs(), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))  # smallest first
@@ -183,7 +185,7 @@ def test_eigenvectors_that_are_there_are_taken() -> None:
     found = eigenbases(covariances(), work)
     assert torch.equal(found[0]["a"].outputs, there)
     assert work.ticks == 4
-    assert torch.equal(work.own()["basis/1"], there)
+    assert torch.equal(work.local()["basis/1"], there)
     with pytest.raises(CheckpointError, match="'basis/1' has another shape"):
         eigenbases(covariances(), Noted({"basis/1": torch.eye(2).unsqueeze(0)}))
 
