@@ -332,6 +332,7 @@ class IFComp:
             if checkpoint is not None:
                 key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
                 work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
+                evaluation.microbatches.peaks = work.settings.setdefault("peaks", {})
             own = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
             columns = score_columns(evaluation, own, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))

@@ -104,8 +104,8 @@ class Microbatch:
         wrong = ~values.flatten(1).isfinite().all(1)
         if wrong.any():
             raise NonFiniteError(
-                f"{self.batch.name}: the influence of {self.batch.describe_example(wrong)} of the batch overflowed: the "
-                "input is too far from the training data. Scale the inputs, raise the damping, use model.double(), or "
+                f"{self.batch.name}: the influence of {self.batch.describe_example(wrong)} of the batch overflowed: "
+                "the input is too far from the training data. Scale the inputs, raise the damping, use model.double(), or "
                 "leave the example out."
             )
         return values

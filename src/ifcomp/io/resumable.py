@@ -175,17 +175,16 @@ def _synchronize(saved: SavedState | None, stages: Sequence[str]) -> SavedState 
     """Make all processes resume in the same stage.
 
     If one process has reached a stage, all have completed the stage before. A process whose checkpoint is older or
-    missing receives the shared tensors and begins the latest stage from its first batch. It keeps its own settings and
-    receives those that it lacks.
+    missing receives the shared tensors and begins the latest stage from its first batch. It keeps its own settings:
+    they are those with which it began the stage before.
     """
     reached = all_gather_objects(-1 if saved is None else stages.index(saved.stage))
     latest = max(reached)
     if min(reached) == latest:
         return saved
     source, rank = reached.index(latest), process_info().rank
-    sent = (saved.shared, saved.settings) if saved is not None and rank == source else None
-    shared, settings = broadcast_object(sent, source)
+    shared = broadcast_object(saved.shared if saved is not None and rank == source else None, source)
     if reached[rank] == latest:
         return saved
     kept = {} if saved is None else saved.settings
-    return SavedState(stages[latest], settings={**settings, **kept}, shared=shared)
+    return SavedState(stages[latest], settings=kept, shared=shared)

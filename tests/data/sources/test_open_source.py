@@ -82,7 +82,7 @@ def test_unlabelled_arrays_keep_their_length() -> None:
 
 
 def test_digits_equal_those_of_the_demo() -> None:
-    from ifcomp.cli.demo_data import load_data
+    from ifcomp.cli.demo_study import load_data
 
     source = open_source("digits")
     x, y = read_all(source)
