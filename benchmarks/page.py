@@ -9,7 +9,7 @@ from benchmarks import record
 from benchmarks.suite import Suite
 from benchmarks.suites import SUITES
 from benchmarks.tables import markdown_table
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 INTRODUCTION = """# Speed
 
@@ -57,7 +57,7 @@ def _source(environment: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the page to the path in the first argument."""
-    with written_atomically(arguments[0]) as scratch:
+    with atomic_write(arguments[0]) as scratch:
         scratch.write_text(page(record.RESULTS), encoding="utf-8")
 
 

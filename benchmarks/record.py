@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import Measured, Times
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -41,7 +41,7 @@ def write(suite: str, runs: Iterable[Run], folder: Path) -> None:
     kept = {(run.subject, run.threads, run.processor): run for run in [*read(suite, folder), *runs]}
     folder.mkdir(parents=True, exist_ok=True)
     content = {"suite": suite, "runs": [asdict(run) for run in kept.values()]}
-    with written_atomically(folder / f"{suite}.json") as scratch:
+    with atomic_write(folder / f"{suite}.json") as scratch:
         scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

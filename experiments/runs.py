@@ -23,8 +23,8 @@ from experiments.datasets import Normalisation
 from experiments.models import build
 from experiments.recipes import Recipe
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.io.files import written_atomically
-from ifcomp.io.untrusted import parse_json, read_tensors
+from ifcomp.io.files import atomic_write
+from ifcomp.io.untrusted import parse_json, read_safetensors
 
 CACHE_VARIABLE = "IFCOMP_CACHE"
 SCHEMA = 1
@@ -168,7 +168,7 @@ def write(
     state |= {f"momentum/{name}": value for name, value in momentum.items()}
     _save(folder / "state.safetensors", state, log)
     environment = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    with written_atomically(folder / "log.json") as scratch:
+    with atomic_write(folder / "log.json") as scratch:
         scratch.write_text(json.dumps({**log, "environment": environment}, indent=1))
 
 
@@ -192,13 +192,13 @@ def split_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[
 
 
 def _save(path: Path, tensors: dict[str, Tensor], log: Mapping[str, Any]) -> None:
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         save_file(tensors, scratch, metadata={_KEY: json.dumps(log)})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        tensors, metadata = read_tensors(path)
+        tensors, metadata = read_safetensors(path)
         log: dict[str, Any] = parse_json(metadata[_KEY])
         return tensors, log
     except (OSError, KeyError, ValueError) as error:

@@ -13,8 +13,7 @@ from PIL import Image
 
 from fuzz.common import examples, file_bytes, fitted
 from fuzz.drawing import Draw
-from ifcomp.data.opening import open_source
-from ifcomp.data.source import SourceOptions
+from ifcomp.data.sources import SourceOptions, open_source
 
 #: Dtypes in the headers of npy arrays.
 KINDS = (

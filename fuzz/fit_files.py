@@ -21,7 +21,7 @@ from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
 from ifcomp.cli.record import Record, read_record, record_path
 from ifcomp.cli.run import stored_options
-from ifcomp.io import checkpoints
+from ifcomp.io.checkpoint_files import read_checkpoint
 from ifcomp.oracle.pairs import Pair, PairFile
 
 KINDS = ("float64", "float16", "int64", "bool", "float8_e5m2", "complex64", "uint8", "bfloat16")
@@ -150,12 +150,12 @@ def checkpoint(data: bytes, folder: Path) -> None:
     path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
     key = {"beta": 1.0, "stages": ["first", "second"]}
     if data[:1] >= b"\x40":
-        metadata = {"schema": 2, "stage": "first", "position": 3, "digest": "d", "key": key}
+        metadata = {"schema": 3, "stage": "first", "position": 3, "digest": "d", "settings": {"a": 1}, "key": key}
         for _ in range(draw.number(0, 2)):
             metadata = draw.damaged(metadata)
-        content = save(_damaged(draw, {"own/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
+        content = save(_damaged(draw, {"local/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
     path.write_bytes(content)
-    checkpoints._read(path, key)
+    read_checkpoint(path, key)
 
 
 def record(data: bytes, folder: Path) -> None:

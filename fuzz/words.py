@@ -18,9 +18,8 @@ from ifcomp.cli import options
 from ifcomp.cli.main import app
 from ifcomp.cli.model import read_weights
 from ifcomp.cli.output import escape_control
-from ifcomp.data.factories import is_factory
-from ifcomp.data.opening import kind_of, open_source
-from ifcomp.data.source import SourceOptions
+from ifcomp.data.factories import is_factory_name
+from ifcomp.data.sources import SourceOptions, open_source, source_kind
 from ifcomp.errors import ModelError
 from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
@@ -32,8 +31,8 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     as_bytes,
     lambda text: SourceOptions(mean=options.parse_numbers("--mean", text), std=options.parse_numbers("--std", text)),
     lambda text: IFComp(model(), layers=options.parse_layers(text)).coverage,
-    lambda text: is_factory(text) or kind_of(text),
-    lambda text: is_factory(text) or open_source(text),
+    lambda text: is_factory_name(text) or source_kind(text),
+    lambda text: is_factory_name(text) or open_source(text),
     lambda text: open_source(f"npz:{text}"),
     lambda text: open_source(f"parquet:{text}"),
     lambda text: open_source(f"folder:none/{text}"),
@@ -89,7 +88,7 @@ def command(data: bytes, folder: Path) -> None:
     for _ in range(draw.number(0, 6)):
         option, text = draw.choice((*OPTIONS, "")), f"{draw.choice(PREFIXES)}{draw.text() if draw.number(0, 1) else ''}"
         arguments += [part for part in (option, text) if part]
-    with patch("ifcomp.cli.model.make", _refuse), patch("ifcomp.data.factories.make", _refuse):
+    with patch("ifcomp.cli.model.call_factory", _refuse), patch("ifcomp.data.sources.factory.call_factory", _refuse):
         result = CliRunner().invoke(app, arguments, prog_name="ifcomp")
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases import Apply, Attention, Positions, mean, seeded
 from ifcomp import IFComp, Relative
-from ifcomp.data.batches import as_batch, check_inputs
+from ifcomp.data.batches import as_batch
+from ifcomp.data.checks import check_inputs
 from ifcomp.errors import (
     DataError,
     EmptyDataError,
@@ -691,14 +692,14 @@ def test_data_of_another_length_in_the_second_pass_is_refused(
 
 
 BATCHES: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("three", (X, Y, X), ("(x, y)", "tuple of 3", "dict")),
-    ("list_of_lists", [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], ("(x, y)", "list of 3")),
+    ("three", (X, Y, X), ("(x, y)", "tuple of length 3", "dict")),
+    ("list_of_lists", [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], ("(x, y)", "list of length 3")),
     ("pair_of_lists", [[1.0, 2.0], [3.0, 4.0]], ("tensor", "torch.as_tensor")),
     ("array", X.numpy(), ("tensor", "ndarray")),
     ("pair_of_arrays", (X.numpy(), Y.numpy()), ("tensor", "torch.as_tensor")),
     ("text", "batch", ("tensor", "str")),
     ("none", None, ("tensor", "NoneType")),
-    ("empty_tuple", (), ("(x, y)", "tuple of 0")),
+    ("empty_tuple", (), ("(x, y)", "tuple of length 0")),
     ("scalar", torch.tensor(1.0), ("batch axis",)),
     ("dict_without_tensors", {"x": [1, 2]}, ("tensor", "torch.as_tensor")),
 ]

@@ -14,7 +14,7 @@ from benchmarks.references import forward
 from benchmarks.suite import Goal, Measured, Section, Setup, Suite, milliseconds, number, times_faster
 from benchmarks.timing import Timed, interleaved
 from ifcomp import IFComp, Relative
-from ifcomp.distributed import gather, ranks, sharing
+from ifcomp.distributed import all_gather_objects, data_parallel, process_info
 
 CLASSES = 10
 #: Damping at which the influence does not depend on the eigenbasis of degenerate eigenvalues.
@@ -37,7 +37,7 @@ def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[
     model, x = RESNET20.model(CLASSES, Setup(1, rounds, tiny)), RESNET20.images(fitted)
     fit_batches, score_batches = (list(part.split(2 * RESNET20.batch)) for part in (x, x[:scored]))
     alone, shared = (_Work(IFComp(model, sua=True), fit_batches, score_batches) for _ in range(2))
-    with sharing():
+    with data_parallel():
         IFComp(model, sua=True).fit(fit_batches[:1], progress=False)
         timings = interleaved(_in_turns(alone.fit, shared.fit), rounds, warm_up=False)
         timings |= interleaved(_in_turns(alone.score, shared.score), rounds)
@@ -62,9 +62,9 @@ class _Work:
 
     def forward(self) -> None:
         """Forward passes without communication: the best possible speed-up of the machine."""
-        for batch in self.fitted[ranks().rank :: ranks().world]:
+        for batch in self.fitted[process_info().rank :: process_info().world_size]:
             forward(self.ifc.model, batch)
-        gather(None)
+        all_gather_objects(None)
 
     def mean(self) -> float:
         """Return the mean expected influence of 16 examples."""
@@ -78,9 +78,9 @@ def _in_turns(alone: Callable[[], Any], shared: Callable[[], Any]) -> dict[str, 
 
 
 def _by_one_process(work: Callable[[], Any]) -> Any:
-    """Call a function in the first process outside of `sharing`, while the others wait; return its result to all."""
-    result = Context().run(work) if ranks().rank == 0 else None  # an empty context is outside of `sharing`
-    return gather(result)[0]
+    """Call a function in the first process outside of `data_parallel`; return its result to all processes."""
+    result = Context().run(work) if process_info().rank == 0 else None  # an empty context is outside of `data_parallel`
+    return all_gather_objects(result)[0]
 
 
 SUITE = Suite(

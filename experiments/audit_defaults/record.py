@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 
 def begin(description: str | None, default: Path) -> Path:
@@ -42,7 +42,7 @@ def continue_run(path: Path, settings: dict[str, Any], units: dict[str, Callable
         if name not in results:
             started = time.perf_counter()
             results[name] = {**unit(), "seconds": round(time.perf_counter() - started, 1)}
-            with written_atomically(path) as scratch:
+            with atomic_write(path) as scratch:
                 made = {"command": command(), **environment()}
                 record = {"made": made, "settings": settings, "results": results}
                 scratch.write_text(json.dumps(record, indent=1) + "\n")

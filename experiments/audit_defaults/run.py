@@ -26,7 +26,7 @@ from experiments.audit_defaults.record import begin, continue_run
 from experiments.models import LeNet
 from ifcomp import IFComp, Relative
 from ifcomp.complexity import LABEL_ADDED_PROBABILITY, label_complexity
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 
@@ -112,7 +112,7 @@ def networks(kind: str, images: Tensor, labels: Tensor, flipped: Tensor, seed: i
         stages = train(images, labels, flipped, seed)
         for stage, (_, _, model) in stages.items():
             save_file(model.state_dict(), folder / f"{stage}.safetensors")
-        with written_atomically(record) as scratch:
+        with atomic_write(record) as scratch:
             scratch.write_text(json.dumps({stage: row[:2] for stage, row in stages.items()}))
     rows = json.loads(record.read_text())
     return {stage: (*row, load_network(folder / f"{stage}.safetensors")) for stage, row in rows.items()}

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from experiments.baselines.inference import as_models, check_repeatable, model_inputs
 from experiments.baselines.interface import check_not_negative
 from ifcomp import IFComp
-from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.progress import track
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batch, as_batches, check_data, check_inputs, check_labels, mapped
+from ifcomp.data.batches import Batch, as_batch, as_batches, map_tensors
+from ifcomp.data.checks import check_data, check_inputs, check_labels
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track
@@ -104,7 +105,7 @@ def on_device(model: nn.Module, batch: Batch) -> Batch:
     def copy(value: Tensor) -> Tensor:
         return value.to(device, copy=True)
 
-    return replace(batch, args=mapped(copy, batch.args), kwargs=mapped(copy, batch.kwargs))
+    return replace(batch, args=map_tensors(copy, batch.args), kwargs=map_tensors(copy, batch.kwargs))
 
 
 def model_inputs(batch: Batch) -> Any:

@@ -17,7 +17,8 @@ from experiments.baselines.inference import (
     on_device,
 )
 from experiments.baselines.interface import check_positive
-from ifcomp.data.batches import LABEL_KEY, as_batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import LABEL_KEY, as_batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import EmptyDataError, MissingPackageError, ModelError
 from ifcomp.layers.forward import run_model
 

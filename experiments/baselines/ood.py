@@ -23,7 +23,8 @@ from experiments.baselines.detectors import (
 )
 from experiments.baselines.inference import Outputs, check_repeatable, run_data
 from experiments.baselines.network import Network
-from ifcomp.data.batches import Batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, NonFiniteError, SettingError
 from ifcomp.layers.forward import evaluating
 from ifcomp.progress import track

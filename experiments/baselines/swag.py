@@ -25,7 +25,8 @@ from torch.optim.swa_utils import update_bn
 
 from experiments.baselines.inference import forward, nonempty_batch
 from experiments.baselines.interface import check_count, derived_seed
-from ifcomp.data.batches import Batch, as_batches, check_data
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data
 from ifcomp.errors import DataError, ModelError, NotFittedError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.progress import track

@@ -21,7 +21,7 @@ from experiments.reproduce import (
 from experiments.reproduce.study import Study
 from experiments.torchvision_shim import declare_missing_operators
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.io.files import locked, remove_leftovers
+from ifcomp.io.files import file_lock, remove_scratch_files
 
 #: Studies by name, in the order of the page of claims.
 STUDIES: dict[str, Study] = {
@@ -67,9 +67,9 @@ def reproduce(
     study, folder = STUDIES[name], results / name / preset
     record.check_preset(study, preset)
     results.mkdir(parents=True, exist_ok=True)
-    with locked(results / f"{name}-{preset}"):
+    with file_lock(results / f"{name}-{preset}"):
         for file in (record.FILE, *publish.FILES) if folder.exists() else ():
-            remove_leftovers(folder / file)
+            remove_scratch_files(folder / file)
         result = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
         missing = record.unfinished(study, result)
         if missing:

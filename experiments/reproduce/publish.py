@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.reproduce.record import FILE, read, unfinished
 from experiments.reproduce.study import PRESET_NAMES, Record, Study
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
 CLAIMS_FILE = "claims.md"
 #: Files that `publish` writes.
@@ -24,13 +24,13 @@ _ANSWERS = {True: "yes", False: "no", None: "cannot say"}
 
 def publish(study: Study, record: Record, folder: Path) -> dict[str, str]:
     """Write the table and the plot of a record; return descriptions of the files by path."""
-    with written_atomically(folder / TABLE) as scratch:
+    with atomic_write(folder / TABLE) as scratch:
         scratch.write_text(_page(study, record))
     figure = Figure(figsize=(8, 5), layout="constrained")
     with rc_context({"axes.prop_cycle": _COLOURS}):
         study.draw(record, figure)
     for suffix, name in FIGURES.items():
-        with rc_context({"svg.hashsalt": study.name}), written_atomically(folder / name) as scratch:
+        with rc_context({"svg.hashsalt": study.name}), atomic_write(folder / name) as scratch:
             figure.savefig(scratch, format=suffix, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
     return {str(folder / TABLE): "our numbers and those of the paper", str(folder / FIGURES["png"]): "the plot"}
 
@@ -55,7 +55,7 @@ def write_claims(studies: Mapping[str, Study], results: Path) -> Path:
         ]
     lines += ["", *_times([record for _, record in finished])]
     path = results / CLAIMS_FILE
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text("\n".join(lines) + "\n")
     return path
 

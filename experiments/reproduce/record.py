@@ -18,7 +18,7 @@ import torch
 from experiments.datasets import MissingDataError, load
 from experiments.reproduce.study import Record, Study
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_text
 from ifcomp.progress import track
 
@@ -61,7 +61,7 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         step_record = {"seconds": round(seconds, 1), "processor_seconds": round(cpu_seconds, 1), "run": len(runs) - 1}
         results, steps = {**record.results, name: result}, {**record.steps, name: step_record}
         record = Record(study.name, preset, plain, results, steps, runs)
-        with written_atomically(folder / FILE) as scratch:
+        with atomic_write(folder / FILE) as scratch:
             scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
     return record
 

@@ -1,7 +1,7 @@
-"""Several processes, one result: a thin layer over ``torch.distributed``.
+"""Data-parallel work over several processes: a thin layer over ``torch.distributed``.
 
-Inside `sharing` every process goes over the same batches and works on its own slice of each; sums are added up over
-the processes, and rows are gathered in the order of the data. Outside it, and with one process, nothing changes.
+Inside `data_parallel` every process iterates over the same batches and computes on its shard of each. Sums are reduced
+over the processes, and rows are gathered in the order of the data. With one process nothing changes.
 """
 
 from __future__ import annotations
@@ -21,75 +21,81 @@ from torch import Tensor
 
 from ifcomp.data.batches import Batch
 
-#: Numbers that are sent in one message.
-_MESSAGE_ENTRIES = 1 << 20
+#: Largest number of elements of several tensors that are reduced in one message.
+BUCKET_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Which of how many processes this is."""
+class ProcessInfo:
+    """Rank of this process and number of processes."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
 
-_ranks: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+_process_info: ContextVar[ProcessInfo | None] = ContextVar("process_info", default=None)
 
 
-def ranks() -> Ranks:
-    """The processes that share the work at this moment; one outside `sharing`."""
-    return _ranks.get() or Ranks()
+def process_info() -> ProcessInfo:
+    """Return rank and world size inside `data_parallel`, else rank 0 of 1."""
+    return _process_info.get() or ProcessInfo()
 
 
 @contextmanager
-def sharing() -> Iterator[Ranks]:
-    """Share ``fit`` and ``score`` with the other processes; each must make the same calls with the same data.
+def data_parallel() -> Iterator[ProcessInfo]:
+    """Split the work of ``fit`` and ``score`` over all processes. Each must make the same calls with the same data.
 
-    The process group is that of the program, or is made from what ``torchrun`` left in the environment (gloo on CPUs,
-    nccl on GPUs). Without either there is one process, and the context does nothing.
+    An initialised process group is used as it is. Otherwise one is created from the environment variables of
+    ``torchrun`` (gloo on CPUs, nccl on GPUs). Without either there is one process, and the context has no effect.
     """
-    made = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if made:
+    creates_group = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if creates_group:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    found = Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Ranks()
-    token = _ranks.set(found)
+    info = ProcessInfo(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ProcessInfo()
+    token = _process_info.set(info)
     try:
-        yield found
+        yield info
     finally:
-        _ranks.reset(token)
-        if made:
-            _end_group()
+        _process_info.reset(token)
+        if creates_group:
+            _destroy_process_group()
 
 
-def _end_group() -> None:
-    """End the process group that `sharing` has made.
+def _destroy_process_group() -> None:
+    """Destroy the process group without a deadlock.
 
-    Up to torch 2.7 a group keeps Python's lock while it waits for its threads to end, and they for that lock, to let go
-    of their last tensors (pytorch/pytorch#154976). The object of the gloo backend gives the lock up, so it goes last.
+    Up to torch 2.7, the destructor of a group holds Python's lock while it joins its threads, and the threads need the
+    lock to free their last tensors (pytorch/pytorch#154976). The gloo backend releases the lock in its destructor, so
+    it is kept alive until the end.
     """
     group = dist.group.WORLD
-    kept = [] if group is None or dist.get_backend() != "gloo" else [group._get_backend(torch.device("cpu"))]
+    backends = [] if group is None or dist.get_backend() != "gloo" else [group._get_backend(torch.device("cpu"))]
     del group
     dist.destroy_process_group()
-    kept.clear()
+    backends.clear()
 
 
-def own_slices(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """This process's slice of every batch that has one for it."""
-    own = ranks()
+def shard_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Iterate over this process's shard of every batch. Empty shards are skipped."""
+    info = process_info()
     for batch in batches:
-        first, last = (batch.size * rank // own.world for rank in (own.rank, own.rank + 1))
-        if last > first:
-            yield batch if own.world == 1 else batch.select(slice(first, last))
+        start, stop = (batch.size * rank // info.world_size for rank in (info.rank, info.rank + 1))
+        if stop > start:
+            yield batch if info.world_size == 1 else batch.select(slice(start, stop))
 
 
-def add_up(tensors: Iterable[Tensor]) -> None:
-    """Sum every tensor over the processes, in place; small ones are sent together, as each message has its price."""
-    if ranks().world == 1:
+def all_reduce_sum(tensors: Iterable[Tensor], bucket_elements: int = BUCKET_ELEMENTS) -> None:
+    """Sum every tensor over the processes, in place.
+
+    Args:
+        tensors: Tensors of the same shapes on all processes.
+        bucket_elements: Largest number of elements of small tensors that are joined in one message.
+    """
+    if process_info().world_size == 1:
         return
-    for bucket in _buckets(tensors):
+    for bucket in _buckets(tensors, bucket_elements):
         if len(bucket) == 1:
             dist.all_reduce(bucket[0])
             continue
@@ -99,61 +105,63 @@ def add_up(tensors: Iterable[Tensor]) -> None:
             tensor.copy_(total.view_as(tensor))
 
 
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type and place that are small together, or one that is large."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+def _buckets(tensors: Iterable[Tensor], bucket_elements: int) -> Iterator[list[Tensor]]:
+    """Group tensors of one dtype and device into buckets of limited size. A large tensor is a bucket of its own."""
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     for tensor in tensors:
-        bucket = kinds[tensor.dtype, tensor.device]
-        if bucket and sum(own.numel() for own in bucket) + tensor.numel() > _MESSAGE_ENTRIES:
+        bucket = buckets[tensor.dtype, tensor.device]
+        if bucket and sum(other.numel() for other in bucket) + tensor.numel() > bucket_elements:
             yield bucket
-            bucket = kinds[tensor.dtype, tensor.device] = []
+            bucket = buckets[tensor.dtype, tensor.device] = []
         bucket.append(tensor)
-    yield from kinds.values()
+    yield from buckets.values()
 
 
-def gather(value: Any) -> list[Any]:
-    """The values of all processes, in their order."""
-    values = [value] * ranks().world
+def all_gather_objects(value: Any) -> list[Any]:
+    """Return the values of all processes in the order of their ranks."""
+    values = [value] * process_info().world_size
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
 
 
-def broadcast(value: Any, source: int) -> Any:
-    """The value of the process ``source``."""
-    box = [value]
-    if ranks().world > 1:
-        dist.broadcast_object_list(box, source)
-    return box[0]
+def broadcast_object(value: Any, source: int) -> Any:
+    """Return the value of the process with rank ``source``."""
+    values = [value]
+    if process_info().world_size > 1:
+        dist.broadcast_object_list(values, source)
+    return values[0]
 
 
-def spread(jobs: Sequence[Callable[[], Tensor]], results: Sequence[Tensor], costs: Sequence[float]) -> list[Tensor]:
-    """Every process does some of the jobs, and all get all results.
+def run_distributed(
+    jobs: Sequence[Callable[[], Tensor]], templates: Sequence[Tensor], costs: Sequence[float]
+) -> list[Tensor]:
+    """Run independent jobs on different processes and return all results on every process.
 
     Args:
-        jobs: Each makes a tensor.
-        results: Tensors in the shape, type and place of the results; their content does not matter.
-        costs: How long each job takes, in any unit; the longest are dealt out first.
+        jobs: Functions that each return a tensor.
+        templates: Tensors with the shape, dtype and device of the results.
+        costs: Relative run times. The most expensive jobs are assigned first, each to the process with the least load.
     """
-    own = ranks()
-    if own.world == 1:
+    info = process_info()
+    if info.world_size == 1:
         return [job() for job in jobs]
-    loads, owners = [0.0] * own.world, [0] * len(jobs)
+    loads, ranks = [0.0] * info.world_size, [0] * len(jobs)
     for index in sorted(range(len(jobs)), key=lambda index: -costs[index]):
-        owners[index] = loads.index(min(loads))
-        loads[owners[index]] += costs[index]
-    made = [
-        job() if owner == own.rank else torch.empty_like(result)
-        for job, result, owner in zip(jobs, results, owners, strict=True)
+        ranks[index] = loads.index(min(loads))
+        loads[ranks[index]] += costs[index]
+    results = [
+        job() if rank == info.rank else torch.empty_like(template)
+        for job, template, rank in zip(jobs, templates, ranks, strict=True)
     ]
-    for tensor, owner in zip(made, owners, strict=True):
-        dist.broadcast(tensor, owner)
-    return made
+    for result, rank in zip(results, ranks, strict=True):
+        dist.broadcast(result, rank)
+    return results
 
 
 def gather_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of all processes, sorted by their ``index`` column; on every process."""
-    if ranks().world == 1:
+    """Return the rows of all processes, sorted by the column ``index``, on every process."""
+    if process_info().world_size == 1:
         return frame
-    filled = [part for part in gather(frame) if len(part)]
-    return pd.concat(filled).sort_values("index", ignore_index=True) if filled else frame
+    parts = [part for part in all_gather_objects(frame) if len(part)]
+    return pd.concat(parts).sort_values("index", ignore_index=True) if parts else frame

@@ -1,44 +1,44 @@
-"""Typed errors: each says what was given, what is allowed and what to do."""
+"""Errors and warnings of the library. Every message names what was given, what is allowed and what to do."""
 
 
 class IfcompError(Exception):
-    """Base of every error that the library raises on purpose."""
+    """Base class of all errors that the library raises on purpose."""
 
 
 class IfcompWarning(UserWarning):
-    """Results can be computed, but are probably not what is wanted; the message says why and what to do."""
+    """Results are computed, but are probably not what the user wants."""
 
 
 class SettingError(IfcompError, ValueError):
-    """A setting (beta, damping, alpha, layers, ...) is outside what is allowed."""
+    """A setting (beta, damping, alpha, layers, ...) is not allowed."""
 
 
 class MemoryLimitError(SettingError):
-    """More memory is needed than is allowed or there; the message says how much, for what, and what to do."""
+    """More memory is needed than is allowed or available; names the amount and the purpose."""
 
 
 class ModelError(IfcompError):
-    """The model itself cannot be used as it is."""
+    """The model cannot be used as it is."""
 
 
 class UncoveredParametersError(ModelError):
-    """Some trainable parameters cannot be covered; the message lists all of them with their shares."""
+    """Trainable parameters cannot be covered; lists all of them with their shares."""
 
 
 class NonFiniteError(IfcompError):
-    """A weight, input, logit or factor is NaN or infinite; the message says which."""
+    """A weight, input, logit or factor is NaN or infinite."""
 
 
 class DataError(IfcompError):
-    """The data given to fit or score cannot be used."""
+    """The data cannot be used."""
 
 
 class EmptyDataError(DataError):
-    """There was not a single example."""
+    """The data has no examples."""
 
 
 class LengthChangedError(DataError):
-    """The second pass over the data saw another number of examples than the first."""
+    """The two passes over the data saw different numbers of examples."""
 
 
 class LabelError(DataError):
@@ -54,20 +54,20 @@ class PrecisionError(DataError):
 
 
 class NotFittedError(IfcompError):
-    """A score was asked for before `fit` or `load`."""
+    """A result was requested before `fit` or `load`."""
 
 
 class StorageError(IfcompError):
-    """A file cannot be read or written as factors."""
+    """A file cannot be read or written."""
 
 
 class CheckpointError(StorageError):
-    """What is left of unfinished work cannot be gone on from, or not be written; says why and what to do."""
+    """A checkpoint cannot be written, or the work cannot be resumed from it."""
 
 
 class FingerprintError(StorageError):
-    """Saved factors belong to another model; the message says what differs."""
+    """Factors belong to another model; lists the differences."""
 
 
 class MissingPackageError(IfcompError, ImportError):
-    """An optional package is needed here but cannot be imported; the message says how to install it."""
+    """An optional package cannot be imported; names the command that installs it."""

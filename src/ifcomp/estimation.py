@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ifcomp.blocks.block import Basis, Block
 from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
-from ifcomp.data.batches import Batch, as_batches, check_data
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data
 from ifcomp.errors import EmptyDataError
 from ifcomp.fitting import FitPasses
 from ifcomp.layers.recorder import Recorder, working_dtype

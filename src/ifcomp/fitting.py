@@ -23,10 +23,13 @@ from ifcomp.curvature.eigen import basis_tensors, eigenbases, eigenvectors
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_finite
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
-from ifcomp.data.batches import Batch, as_batches, check_data, check_order, dead_workers_named
-from ifcomp.distributed import add_up, own_slices, ranks
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_not_shuffled
+from ifcomp.data.loaders import explain_dead_workers
+from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
-from ifcomp.io.checkpoints import UNSAVED, Checkpoint, Work, restore, same_shape
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, check_saved_tensor, restore_tensors
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.model_checks import listed, untouched_norms
 from ifcomp.layers.recorder import Recorder, working_dtype
@@ -44,7 +47,7 @@ STAGES = ("covariances", "eigenvectors", "second moments")
 _Add = Callable[[Recording, list[Cotangents], int], None]
 
 
-@dead_workers_named()
+@explain_dead_workers()
 def fit_factors(
     model: nn.Module,
     inventory: Inventory,
@@ -78,18 +81,18 @@ def fit_factors(
     itemsize = working_dtype(model).itemsize
     check_factor_memory(selected, itemsize, len(settings), limit, available(next(model.parameters()).device))
     _warn_of_untouched_norms(model)
-    progress = progress if ranks().rank == 0 else False
+    progress = progress if process_info().rank == 0 else False
     with torch.inference_mode(False), ExitStack() as stack:
         batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
         recorder = verified_recorder(model, inventory, first, selection.layers)
-        work = UNSAVED
+        work = NO_CHECKPOINT
         if checkpoint is not None:
             key = _checkpoint_key(recorder, selection, settings, fingerprint, limit)
             size = checkpoint_bytes(recorder.blocks, itemsize, len(settings))
-            work = stack.enter_context(checkpoint.work(key, STAGES, size))
+            work = stack.enter_context(checkpoint.resume(key, STAGES, size))
         passes = FitPasses(recorder, settings, limit, work)
         sums, count = passes.covariances(itertools.chain([first], batches))
         bases = passes.eigenbases(sums, count)
@@ -115,7 +118,11 @@ class FitPasses:
     """
 
     def __init__(
-        self, recorder: Recorder, settings: Sequence[FitSettings], limit: int | None = None, work: Work = UNSAVED
+        self,
+        recorder: Recorder,
+        settings: Sequence[FitSettings],
+        limit: int | None = None,
+        work: ResumableWork = NO_CHECKPOINT,
     ) -> None:
         """Prepare both passes.
 
@@ -128,11 +135,15 @@ class FitPasses:
         self._recorder, self._settings, self._work = recorder, settings, work
         exact = any(own.fisher == "exact" for own in settings)
         self.cotangents = recorder.num_classes if exact else max(own.label_samples for own in settings)
+        saved = work.settings
         self.microbatches = tuple(
             Microbatches(
-                recorder.device, limit=limit, held=held(recorder.blocks, recorder.dtype.itemsize, len(settings))
+                recorder.device,
+                limit=limit,
+                held=held(recorder.blocks, recorder.dtype.itemsize, len(settings)),
+                peaks=saved.setdefault(f"peaks of {stage}", {}),
             )
-            for held in (covariance_bytes, factor_bytes)
+            for stage, held in ((STAGES[0], covariance_bytes), (STAGES[2], factor_bytes))
         )
 
     def covariances(self, batches: Iterable[Batch]) -> tuple[CovarianceSums, int]:
@@ -140,25 +151,25 @@ class FitPasses:
         sums = CovarianceSums.zeros(self._recorder, len(self._settings))
         count = _counter(self._recorder)
         state = {"examples/0": count, **sums.tensors}
-        restore(state, self._work.enter(STAGES[0], lambda: state))
-        if not self._work.is_done(STAGES[0]):
+        restore_tensors(state, self._work.begin_stage(STAGES[0], lambda: state))
+        if not self._work.is_complete(STAGES[0]):
             self._run(batches, 0, sums.add, count)
-            add_up(state.values())
+            all_reduce_sum(state.values())
         return sums, int(count)
 
     def eigenbases(self, sums: CovarianceSums, count: int) -> list[dict[str, Basis]]:
         """Eigenvectors of all covariances."""
         ready: dict[str, Tensor] = {}
         common = {"examples/0": torch.tensor(count, device="cpu"), **sums.tensors}
-        saved = self._work.enter(STAGES[1], lambda: ready, common)
+        saved = self._work.begin_stage(STAGES[1], lambda: ready, common)
 
         def decompose(name: str, matrix: Tensor) -> Tensor:
             key = f"basis/{name}"
             if key in saved:
-                ready[key] = same_shape(key, saved[key], matrix).to(matrix.device)
+                ready[key] = check_saved_tensor(key, saved[key], matrix).to(matrix.device)
             else:
                 ready[key] = eigenvectors(name, matrix)
-                self._work.tick()
+                self._work.save_if_due()
             return ready[key]
 
         return eigenbases(sums, decompose)
@@ -182,14 +193,14 @@ class FitPasses:
             f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()
         }
         state["examples/1"] = count
-        restore(state, self._work.enter(STAGES[2], lambda: state, common))
+        restore_tensors(state, self._work.begin_stage(STAGES[2], lambda: state, common))
 
         def add(recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
             for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
                 add_second_moments(sums, recording, basis, vectors, at_once)
 
         self._run(batches, 1, add, count)
-        add_up(state.values())
+        all_reduce_sum(state.values())
         examples = int(count)
         return [
             Factors(
@@ -217,7 +228,7 @@ class FitPasses:
             return microbatch.size
 
         with recorder.attached():
-            for batch in own_slices(self._work.over(batches)):
+            for batch in shard_batches(self._work.remaining_batches(batches)):
                 checked = check_batch(batch, recorder.num_classes, labels)
                 for size in microbatches.run(checked, self.cotangents, step):
                     count += size
@@ -236,7 +247,7 @@ def _check_data(data: Iterable[Any], checkpoint: Checkpoint | None) -> None:
         )
     check_data(data)
     if checkpoint is not None:
-        check_order(data)
+        check_not_shuffled(data)
 
 
 def _warn_of_untouched_norms(model: nn.Module) -> None:

@@ -6,13 +6,14 @@ and extrapolated, once per input shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
 
-from ifcomp.data.batches import Batch, check_inputs, check_labels
+from ifcomp.data.batches import Batch
+from ifcomp.data.checks import check_inputs, check_labels
 from ifcomp.errors import MemoryLimitError
 from ifcomp.memory import as_text, even_size, measured_peak
 
@@ -21,7 +22,8 @@ T = TypeVar("T")
 #: Safety margin of extrapolated peaks.
 _MARGIN = 1.15
 
-#: Peak bytes of one microbatch without a limit.
+#: Peak bytes of one microbatch without a limit. Larger microbatches are slower: the C library of Linux returns freed
+#: memory to the system, which has to be mapped again.
 MICROBATCH_BYTES = 2**28
 
 #: Largest number of examples in a microbatch; more gain nothing.
@@ -30,9 +32,11 @@ _MAX_EXAMPLES = 512
 #: Largest number of cotangents whose output gradients are stacked.
 _MAX_COTANGENTS = 16
 
-#: Microbatches that are measured, as (examples, cotangents at once).
-_TRIALS = ((1, 1), (1, 2), (2, 1))
+#: Smallest growth that is worth another measurement.
+_GROWTH = 1.5
 
+#: Examples and cotangents at once of a measured microbatch.
+Trial = tuple[int, int]
 
 LabelUse = Literal["needed", "optional", "unused"]
 
@@ -55,13 +59,13 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
 class Microbatches:
     """Splits batches into microbatches whose work fits in memory.
 
-    The first microbatches of an input shape have one and two examples, and their peaks are measured. The peak is
-    modelled as ``fixed + examples * (per_example + cotangents * per_cotangent)``. Slabs of gradients have a largest
-    size, so the model is an upper bound for larger microbatches.
+    The peak of the first microbatches of each input shape is measured. They have one example and one cotangent at a
+    time, then one example and more cotangents, then more examples. A peak grows at most in proportion to either, so a
+    larger microbatch is tried only if it fits for certain. Without a limit, two examples suffice to extrapolate.
 
     Attributes:
-        peaks: Measured peaks in bytes, by input shape and trial. Plain JSON: a resumed run that starts from it splits
-            batches as the first run did.
+        peaks: Measured peaks in bytes, by input shape and trial. They are plain JSON; a run that starts from them
+            splits batches in the same way.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Microbatches:
         *,
         limit: int | None = None,
         held: int = 0,
+        peaks: dict[str, dict[str, int]] | None = None,
         repeat_trials: bool = False,
     ) -> None:
         """Start without measurements.
@@ -78,11 +83,12 @@ class Microbatches:
             device: Device of the model.
             limit: Bytes that tensors may take in all; None aims at `MICROBATCH_BYTES` per microbatch.
             held: Bytes of factors and accumulators, which do not depend on the microbatch.
+            peaks: Measurements of an earlier run, to which new ones are added.
             repeat_trials: Whether results of measured microbatches are discarded and computed again. The same call then
                 gives the same bits each time. Steps that add to accumulators cannot be repeated.
         """
         self.device, self.limit, self.held, self._repeat = device, limit, held, repeat_trials
-        self.peaks: dict[str, dict[str, int]] = {}
+        self.peaks: dict[str, dict[str, int]] = {} if peaks is None else peaks
 
     @property
     def budget(self) -> int:
@@ -115,32 +121,47 @@ class Microbatches:
                 start += examples
                 yield result
             del result
-        examples, at_once = self._choose(peaks, cotangents)
+        examples, at_once = self._choose(peaks)
         examples = even_size(batch.size - start, examples)
         for first in range(start, batch.size, max(1, examples)):
             yield step(batch.select(slice(first, min(first + examples, batch.size))).to(self.device), at_once)
 
     def predict(self, batch: Batch, cotangents: int) -> int:
         """Peak bytes for batches of this size and shape, from the measurements so far."""
-        peaks = self.peaks[_shape_key(batch, cotangents)]
-        examples, at_once = self._choose(peaks, cotangents)
-        return int(_model(peaks)(even_size(batch.size, examples), at_once))
+        trials = _trials(self.peaks[_shape_key(batch, cotangents)])
+        examples, at_once = self._choose(self.peaks[_shape_key(batch, cotangents)])
+        examples, single = even_size(batch.size, examples), trials[1, at_once]
+        return int(single + (examples - 1) * (trials.get((2, at_once), 2 * single) - single))
 
-    def _next_trial(self, peaks: dict[str, int], left: int, cotangents: int) -> tuple[int, int] | None:
-        """The next microbatch to measure, or None if all useful ones are measured."""
-        for examples, at_once in _TRIALS:
-            if _trial_key((examples, at_once)) in peaks or examples > left or at_once > cotangents:
-                continue
-            bound = peaks.get("1 x 1", 0) * examples * at_once * _MARGIN
-            if bound <= self.budget:
-                return examples, at_once
-        return None
+    def _next_trial(self, peaks: Mapping[str, int], left: int, cotangents: int) -> Trial | None:
+        """The next microbatch to measure; None if no larger one is worth it."""
+        if not peaks:
+            return 1, 1
+        trials = _trials(peaks)
+        (examples, at_once), peak = max(trials.items())
+        more = min(cotangents, _MAX_COTANGENTS, int(at_once * self._growth(peak)))
+        if examples == 1 and more >= min(_GROWTH * at_once, _MAX_COTANGENTS, cotangents) and more > at_once:
+            return 1, more
+        if examples == 1:
+            return (2, at_once) if left > 1 and self._growth(peak) >= 2 else None
+        if self.limit is None:
+            return None
+        examples = min(left, _MAX_EXAMPLES, int(examples * self._growth(peak)))
+        return (examples, at_once) if examples >= _GROWTH * max(trials)[0] else None
 
-    def _choose(self, peaks: dict[str, int], cotangents: int) -> tuple[int, int]:
+    def _choose(self, peaks: Mapping[str, int]) -> Trial:
         """The number of examples and cotangents at once that fit the budget."""
-        peak, budget = _model(peaks), self.budget / _MARGIN
-        at_once = largest(lambda count: peak(1, count) <= budget, 1, min(cotangents, _MAX_COTANGENTS))
-        return largest(lambda count: peak(count, at_once) <= budget, 1, _MAX_EXAMPLES), at_once
+        trials = _trials(peaks)
+        (examples, at_once), peak = max(trials.items())
+        if self.limit is None and examples == 2:
+            single = trials[1, at_once]
+            slope = max(peak - single, 1)
+            return max(1, min(_MAX_EXAMPLES, 1 + int((self.budget / _MARGIN - single) / slope))), at_once
+        return max(1, min(_MAX_EXAMPLES, int(examples * self._growth(peak)))), at_once
+
+    def _growth(self, peak: int) -> float:
+        """The factor by which a microbatch with this peak may grow."""
+        return self.budget / (_MARGIN * max(peak, 1))
 
     def _check(self, peaks: dict[str, int]) -> None:
         if self.limit is None or peaks["1 x 1"] <= self.budget:
@@ -153,17 +174,14 @@ class Microbatches:
         )
 
 
-def _trial_key(trial: tuple[int, int]) -> str:
+def _trial_key(trial: Trial) -> str:
     return f"{trial[0]} x {trial[1]}"
 
 
-def _model(peaks: dict[str, int]) -> Callable[[int, int], float]:
-    """Peak bytes by examples and cotangents at once. Without a measurement memory is taken to be proportional."""
-    single = peaks["1 x 1"]
-    per_cotangent = max(0, peaks.get("1 x 2", 2 * single) - single)
-    per_example = max(per_cotangent, peaks.get("2 x 1", 2 * single) - single)
-    fixed = max(0, single - per_example)
-    return lambda examples, at_once: fixed + examples * (per_example + (at_once - 1) * per_cotangent)
+def _trials(peaks: Mapping[str, int]) -> dict[Trial, int]:
+    """Measured peaks by examples and cotangents at once."""
+    keys = [tuple(map(int, key.split(" x "))) for key in peaks]
+    return {(key[0], key[1]): peak for key, peak in zip(keys, peaks.values(), strict=True)}
 
 
 def _shape_key(batch: Batch, cotangents: int) -> str:
@@ -173,13 +191,3 @@ def _shape_key(batch: Batch, cotangents: int) -> str:
         for value in batch.tensors()
     ]
     return "; ".join([*batch.kwargs, *shapes, f"{cotangents} cotangents"])
-
-
-def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number from low to high that fits; low if none does."""
-    if fits(high):
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

@@ -20,17 +20,10 @@ from ifcomp._version import __version__
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
-from ifcomp.data.batches import (
-    Batch,
-    as_batch,
-    as_batches,
-    check_data,
-    check_labels,
-    check_order,
-    dead_workers_named,
-    warn_of_order,
-)
-from ifcomp.distributed import gather_rows, own_slices, ranks
+from ifcomp.data.batches import Batch, as_batch, as_batches
+from ifcomp.data.checks import check_data, check_labels, check_not_shuffled, warn_if_shuffled
+from ifcomp.data.loaders import explain_dead_workers
+from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     EmptyDataError,
     FingerprintError,
@@ -43,7 +36,9 @@ from ifcomp.errors import (
 from ifcomp.explanation import Explanation, explain
 from ifcomp.fitting import fit_factors
 from ifcomp.io import factor_files
-from ifcomp.io.checkpoints import UNSAVED, Checkpoint
+from ifcomp.io.checkpoints import Checkpoint
+from ifcomp.io.fingerprints import check_fingerprint, fingerprint
+from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
@@ -285,7 +280,7 @@ class IFComp:
         check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
-    @dead_workers_named()
+    @explain_dead_workers()
     def score(
         self,
         data: Iterable[Any],
@@ -323,8 +318,8 @@ class IFComp:
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         check_data(data)
-        (warn_of_order if checkpoint is None else check_order)(data)
-        progress = progress if ranks().rank == 0 else False
+        (warn_if_shuffled if checkpoint is None else check_not_shuffled)(data)
+        progress = progress if process_info().rank == 0 else False
         batches = as_batches(track(data, "scoring", progress))
         first = next(batches, None)
         if first is None:
@@ -333,11 +328,12 @@ class IFComp:
         evaluation = build_evaluation(cached.recorder, cached.factors, cached.damping, limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:
-            work = UNSAVED
+            work = NO_CHECKPOINT
             if checkpoint is not None:
                 key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
-                work = stack.enter_context(checkpoint.work(key, [ROWS], rows * ROW_BYTES))
-            own = own_slices(work.over(itertools.chain([first], batches)))
+                work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
+                evaluation.microbatches.peaks = work.settings.setdefault("peaks", {})
+            own = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
             columns = score_columns(evaluation, own, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
@@ -389,7 +385,7 @@ class IFComp:
             "relative_damping": relative,
             "layouts": {name: layout.value for name, layout in self._layouts.items()},
         }
-        factor_files.save(path, factor_files.Stored(self._fitted, self._fingerprint, options, __version__))
+        factor_files.save(path, factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -400,7 +396,7 @@ class IFComp:
             FingerprintError: If it belongs to another model; says what differs.
         """
         stored, model = factor_files.load(path), unwrapped(model)
-        factor_files.check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
+        check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
         options, settings = stored.options, stored.factors.settings
         try:
             value = options["damping"]
@@ -448,7 +444,7 @@ class IFComp:
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
         made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
         advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
-        made._receive(factors, factor_files.fingerprint(model), {}, "The given factors", advice)
+        made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
@@ -491,7 +487,7 @@ class IFComp:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
         checksums = _checksums(self.model)
         if checksums != self._checksums:
-            factor_files.check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+            check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
                 self._checksums = checksums  # written to, but with what was there, as instance norm does on torch 2.4
                 return self.factors
@@ -556,21 +552,21 @@ def fit_together(
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
     inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
-    fingerprint = factor_files.fingerprint(lead.model)
+    digests = fingerprint(lead.model)
     recorder, fits = fit_factors(
         lead.model,
         inventory,
         lead._selection,
         [predictor.settings for predictor in predictors],
         data,
-        fingerprint=_short(fingerprint),
+        fingerprint=_short(digests),
         limit=as_bytes(max_memory),
         checkpoint=checkpoint,
         progress=progress,
     )
     for predictor, factors in zip(predictors, fits, strict=True):
         predictor._inventory, predictor._recorder = inventory, recorder
-        predictor._adopt(factors, fingerprint, recorder.layouts)
+        predictor._adopt(factors, digests, recorder.layouts)
 
 
 def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:

@@ -1,4 +1,4 @@
-"""A progress bar with time left on a terminal; nothing in a pipe."""
+"""Progress bars on terminals."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 T = TypeVar("T")
 
-#: Seconds over which the speed is averaged: a single batch of a large model may take minutes.
+#: Seconds over which the speed is averaged. A batch of a large model may take minutes.
 SPEED_PERIOD = 3600.0
 
 
 def track(items: Iterable[T], description: str, show: bool | None = None) -> Iterator[T]:
-    """Yield the items and show how far we are.
+    """Iterate over the items and show a progress bar on standard error.
 
     Args:
-        items: Batches; with a length, the time left is estimated.
-        description: What is being done.
-        show: Whether to show; None decides by whether standard error is a terminal.
+        items: The items. The remaining time is shown if they have a length.
+        description: Text beside the bar.
+        show: Whether to show the bar. None shows it if standard error is a terminal.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield from items

@@ -1,4 +1,4 @@
-"""`ScoreTable`: one row an example, every column with its meaning, direction and unit."""
+"""`ScoreTable`: one row per example, and the meaning, direction and unit of every column."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from ifcomp.errors import DataError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 
-#: Text that spreadsheets take for a formula, also in wide characters, unless it is a plain number.
+#: Start of a text that spreadsheets run as a formula, also in full-width characters. Plain numbers are exempt.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
-#: What each column means. Larger is always more surprising, more suspicious; codelengths are in nats.
+#: Meaning of each column. Larger is always more surprising, more suspicious; codelengths are in nats.
 DESCRIPTIONS: dict[str, str] = {
     "index": "position of the example in the data",
     "prediction": "the model's class (argmax)",
@@ -52,8 +52,8 @@ class ScoreTable:
     """Scores of a data set.
 
     Attributes:
-        frame: One row an example, in the order of the data.
-        settings: How the scores were made.
+        frame: One row per example, in the order of the data.
+        settings: Settings of the scores, such as alpha, beta and damping.
     """
 
     frame: pd.DataFrame
@@ -64,14 +64,14 @@ class ScoreTable:
 
     @property
     def descriptions(self) -> dict[str, str]:
-        """Meaning, direction and unit of every column."""
+        """Meaning, direction and unit of every column by name."""
         return {str(name): DESCRIPTIONS[str(name)] for name in self.frame.columns}
 
     def column(self, name: str) -> NDArray[Any]:
-        """The values of one column, [N].
+        """Return the values [N] of one column.
 
         Raises:
-            DataError: If the table has no such column; says what to do.
+            DataError: If the table has no such column.
         """
         if name not in self.frame.columns:
             probed = name == "bounded_complexity" or "label" in self.frame.columns
@@ -80,11 +80,11 @@ class ScoreTable:
         return np.asarray(self.frame[name])
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows; settings and column descriptions are in the file's metadata. Atomic."""
+        """Write all rows to a Parquet file, atomically. Its metadata contain settings and column descriptions."""
         write_parquet(path, self.frame, self.descriptions, self.settings)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows as CSV. Atomic."""
+        """Write all rows to a CSV file, atomically."""
         write_csv(path, self.frame)
 
     def __str__(self) -> str:
@@ -95,24 +95,31 @@ class ScoreTable:
 def write_parquet(
     path: str | os.PathLike[str], frame: pd.DataFrame, descriptions: Mapping[str, str], settings: Mapping[str, Any]
 ) -> None:
-    """Write a frame; settings (as JSON under ``ifcomp``) and column descriptions are in the metadata. Atomic."""
+    """Write a frame to a Parquet file, atomically.
+
+    Args:
+        path: The file.
+        frame: The table.
+        descriptions: Description of every column, stored in the metadata of its field.
+        settings: Stored as JSON under ``ifcomp`` in the metadata of the file.
+    """
     table = pa.Table.from_pandas(frame, preserve_index=False)
     fields = [field.with_metadata({"description": descriptions[field.name]}) for field in table.schema]
     metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(settings)).encode()}
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         pq.write_table(table.cast(pa.schema(fields, metadata)), scratch)
 
 
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
-    """Write a frame as CSV. Atomic.
+    """Write a frame to a CSV file, atomically.
 
-    Spreadsheets run text that starts like a formula; an apostrophe before it keeps it text.
+    Texts that start like a formula get a leading apostrophe, so that spreadsheets do not run them.
     """
-    texts = {name: frame[name].map(_as_text) for name in frame.columns if not is_numeric_dtype(frame[name])}
-    with written_atomically(path) as scratch:
+    texts = {name: frame[name].map(_escape_formula) for name in frame.columns if not is_numeric_dtype(frame[name])}
+    with atomic_write(path) as scratch:
         frame.assign(**texts).to_csv(scratch, index=False)
 
 
-def _as_text(value: Any) -> Any:
-    formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
-    return f"'{value}" if formula else value
+def _escape_formula(value: Any) -> Any:
+    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula else value

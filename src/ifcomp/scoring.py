@@ -19,7 +19,8 @@ from ifcomp.errors import DataError, NonFiniteError, SettingError
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights, invert
-from ifcomp.io.checkpoints import UNSAVED, Work, digest
+from ifcomp.io.fingerprints import digest_tensors
+from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
 from ifcomp.microbatches import LabelUse, Microbatches, check_batch
@@ -103,9 +104,9 @@ class Microbatch:
         wrong = ~values.flatten(1).isfinite().all(1)
         if wrong.any():
             raise NonFiniteError(
-                f"{self.batch.where}: the influence of {self.batch.example(wrong)} of the batch overflowed: the input "
-                "is too far from the training data. Scale the inputs, raise the damping, use model.double(), or leave "
-                "the example out."
+                f"{self.batch.name}: the influence of {self.batch.describe_example(wrong)} of the batch overflowed: "
+                "the input is too far from the training data. Scale the inputs, raise the damping, use model.double(), or "
+                "leave the example out."
             )
         return values
 
@@ -219,7 +220,7 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
     tensors = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
     return {
         "work": "score",
-        "fit": digest(tensor for tensor in tensors if tensor is not None)[:16],
+        "fit": digest_tensors(tensor for tensor in tensors if tensor is not None)[:16],
         "settings": asdict(evaluation.factors.settings),
         "options": asdict(options),
         "damping": repr(evaluation.damping),
@@ -230,7 +231,7 @@ def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
 
 
 def score_columns(
-    evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: Work = UNSAVED
+    evaluation: Evaluation, batches: Iterable[Batch], options: ScoreOptions, work: ResumableWork = NO_CHECKPOINT
 ) -> dict[str, Tensor]:
     """Columns of `ScoreTable` by name, with one row per example; empty without examples.
 
@@ -249,7 +250,7 @@ def score_columns(
         parts[:] = [_join(parts)] if parts else []
         return parts[0] if parts else {}
 
-    saved = work.enter(
+    saved = work.begin_stage(
         ROWS, lambda: {f"{place:03}/{name}": value for place, (name, value) in enumerate(joined().items())}
     )
     if saved:

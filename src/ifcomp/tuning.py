@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Damping, check_number
-from ifcomp.data.batches import as_batch, as_batches, check_data, check_labels
+from ifcomp.data.batches import as_batch, as_batches
+from ifcomp.data.checks import check_data, check_labels
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together

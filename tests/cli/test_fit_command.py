@@ -97,7 +97,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["{m}:wide", "npz:train.npz"], "has 10 classes (digit 0, digit 1"),
     (["{m}:build", "npz:train.npz", "--mean", "a,b"], "--mean takes numbers"),
     (["{m}:build", "npz:train.npz", "--mean", "0.1,0.2"], "one value, or one for each channel"),
-    (["{m}:build", "npz:train.npz", "--image-size", "8"], "--image-size means nothing"),
+    (["{m}:build", "npz:train.npz", "--image-size", "8"], "--image-size does not apply"),
     (["{m}:build", "npz:train.npz", "--damping", "lots"], "--damping must be a number such as 1e-12"),
     (["{m}:build", "npz:train.npz", "--damping", "-1"], "finite number of at least 0"),
     (["{m}:build", "npz:train.npz", "--damping", "times:1"], "or relative:0.1, but is 'times:1'"),

@@ -9,7 +9,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from ifcomp.cli.model import check_model, load_model, read_weights
-from ifcomp.data.source import Batches, Source
+from ifcomp.data.sources import IndexedBatches, Source
 from ifcomp.errors import LogitsError, ModelError, SettingError
 
 STATE = {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}
@@ -121,7 +121,7 @@ def test_unavailable_devices() -> None:
 
 
 def make_source(x: Tensor, labels: Tensor | None = None) -> Source:
-    return Source("data", Batches(lambda a, b: (x[a:b], None), len(x), 4), lambda indices: [], labels)
+    return Source("data", IndexedBatches(lambda a, b: (x[a:b], None), len(x), 4), lambda indices: [], labels)
 
 
 def test_check_model_returns_the_number_of_classes() -> None:

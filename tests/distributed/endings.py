@@ -1,4 +1,4 @@
-"""Two processes that create and end process groups repeatedly: ``endings.py RANK FOLDER``."""
+"""Two processes that create, use and destroy many process groups: ``endings.py RANK FOLDER``."""
 
 import sys
 from functools import partial
@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ifcomp.distributed import gather, sharing
+from ifcomp.distributed import all_gather_objects, data_parallel
 
 ROUNDS = 40
 
 
 def main() -> None:
-    """Create a new group in each round, and end it right after one exchange."""
+    """In each round, destroy a new process group directly after a collective operation."""
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     init = dist.init_process_group
-    for round_index in range(ROUNDS):
-        store = dist.FileStore(str(folder / str(round_index)), 2)
+    for number in range(ROUNDS):
+        store = dist.FileStore(str(folder / str(number)), 2)
         dist.init_process_group = partial(init, store=store, rank=rank, world_size=2)
-        with sharing():
-            assert gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+        with data_parallel():
+            assert all_gather_objects({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
 
 
 if __name__ == "__main__":

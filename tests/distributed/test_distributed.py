@@ -1,4 +1,4 @@
-"""Several processes give the same results as one, and no process hangs."""
+"""Several real processes give the results of one, and no process hangs."""
 
 import json
 import os
@@ -14,10 +14,20 @@ import pytest
 import torch
 
 from distributed import worker
-from ifcomp import Checkpoint
+from ifcomp import Checkpoint, distributed
 from ifcomp.data.batches import as_batches
-from ifcomp.distributed import Ranks, add_up, gather_rows, own_slices, ranks, sharing, spread
+from ifcomp.distributed import (
+    ProcessInfo,
+    all_reduce_sum,
+    data_parallel,
+    gather_rows,
+    process_info,
+    run_distributed,
+    shard_batches,
+)
 from ifcomp.errors import CheckpointError, DataError
+from ifcomp.io import resumable
+from ifcomp.io.checkpoint_files import SavedState
 
 WORKER = Path(worker.__file__)
 
@@ -50,76 +60,71 @@ def torchrun(processes: int, *arguments: str, folder: Path | None = None) -> sub
     return run(*launch, *arguments, folder=folder)
 
 
-def test_processes_end_after_an_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to torch 2.7 a group and its threads may wait for each other forever."""
+def assert_equals_one_process(arrays: dict[str, np.ndarray]) -> None:
+    expected = worker.results(worker.data())
+    assert set(arrays) == {*expected, "world_size"}
+    for name, value in expected.items():
+        np.testing.assert_allclose(arrays[name], value, rtol=1e-9, atol=1e-20 * np.abs(value).max(), err_msg=name)
+
+
+# Real processes -----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_destroyed_without_a_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.7 a group and its threads may wait for each other."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     script = str(WORKER.with_name("endings.py"))
     with ThreadPoolExecutor() as pool:
-        processes = list(pool.map(lambda rank: run(script, str(rank), str(tmp_path)), range(2)))
-    assert [process.returncode for process in processes] == [0, 0], processes[0].stderr + processes[1].stderr
+        ended = list(pool.map(lambda rank: run(script, str(rank), str(tmp_path)), range(2)))
+    assert [process.returncode for process in ended] == [0, 0], ended[0].stderr + ended[1].stderr
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_agree_with_one(processes: int, tmp_path: Path) -> None:
+def test_several_processes_give_the_results_of_one(processes: int, tmp_path: Path) -> None:
     path = tmp_path / "results.npz"
-    process = torchrun(processes, str(WORKER), str(path))
-    assert process.returncode == 0, process.stderr
-    expected = worker.results(worker.data())
-    with np.load(path) as actual:
-        assert actual["world"] == processes
-        assert set(actual) == {*expected, "world"}
-        for name, value in expected.items():
-            np.testing.assert_allclose(actual[name], value, rtol=1e-9, atol=1e-20 * np.abs(value).max(), err_msg=name)
+    ended = torchrun(processes, str(WORKER), str(path))
+    assert ended.returncode == 0, ended.stderr
+    arrays = dict(np.load(path))
+    assert arrays["world_size"] == processes
+    assert_equals_one_process(arrays)
 
 
 def test_a_process_that_dies_stops_the_others(tmp_path: Path) -> None:
     path = tmp_path / "results.npz"
-    process = torchrun(2, str(WORKER), str(path), "--dies", "1")  # a hang would exceed the time limit
-    assert process.returncode != 0
-    assert "exitcode  : 17" in process.stderr
+    ended = torchrun(2, str(WORKER), str(path), "--dies", "1")  # the time limit would find a hang
+    assert ended.returncode != 0
+    assert "exitcode  : 17" in ended.stderr
     assert not path.exists()
 
 
-def test_slow_processes_finish_and_dead_ones_resume_to_the_same_bits(tmp_path: Path) -> None:
+def test_slow_processes_are_awaited_and_dead_ones_resumed_to_the_same_bits(tmp_path: Path) -> None:
     path, partial_path = tmp_path / "results.npz", tmp_path / "work.partial"
-    process = torchrun(2, str(WORKER), str(path), "--lags", "0.1")
-    assert process.returncode == 0, process.stderr
-    whole, expected = dict(np.load(path)), worker.results(worker.data())
-    for name, value in expected.items():
-        np.testing.assert_allclose(whole[name], value, rtol=1e-9, atol=1e-20 * np.abs(value).max(), err_msg=name)
+    ended = torchrun(2, str(WORKER), str(path), "--lags", "0.1")
+    assert ended.returncode == 0, ended.stderr
+    uninterrupted = dict(np.load(path))
+    assert_equals_one_process(uninterrupted)
     path.unlink()
     options = ("--checkpoint", str(partial_path))
-    process = torchrun(2, str(WORKER), str(path), *options, "--dies", str(len(worker.BATCHES) + 2))
-    assert process.returncode != 0
-    second = tmp_path / "work.partial-1"
+    ended = torchrun(2, str(WORKER), str(path), *options, "--dies", str(len(worker.BATCH_SIZES) + 2))
+    assert ended.returncode != 0
     assert partial_path.exists()
-    second.unlink()  # as if it had died before writing
-    process = torchrun(2, str(WORKER), str(path), *options)
-    assert process.returncode == 0, process.stderr
-    actual = dict(np.load(path))
-    assert {name: value.tobytes() for name, value in actual.items()} == {
-        name: value.tobytes() for name, value in whole.items()
+    (tmp_path / "work.partial-1").unlink()  # as if rank 1 had died before its first checkpoint
+    ended = torchrun(2, str(WORKER), str(path), *options)
+    assert ended.returncode == 0, ended.stderr
+    resumed = dict(np.load(path))
+    assert {name: value.tobytes() for name, value in resumed.items()} == {
+        name: value.tobytes() for name, value in uninterrupted.items()
     }
     assert [other.name for other in tmp_path.iterdir()] == ["results.npz"]
 
 
-def test_another_number_of_processes_does_not_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial_path = tmp_path / "work.partial"
-    with pytest.raises(DataError), Checkpoint(partial_path, 0) as checkpoint:
-        worker.results([worker.data()[0], None], checkpoint)
-    assert partial_path.exists()
-    monkeypatch.setattr("ifcomp.io.checkpoints.ranks", lambda: Ranks(0, 2))
-    with pytest.raises(CheckpointError, match="processes: 1 there, 2 here"), Checkpoint(partial_path, 0) as checkpoint:
-        worker.results(worker.data(), checkpoint)
-
-
-def test_the_command_line_is_the_same_under_torchrun(tmp_path: Path) -> None:
+def test_the_command_line_gives_the_same_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODULE)
     frames = []
     for launch in (lambda *command: run("-m", *command, folder=tmp_path), partial(torchrun, 2, "-m", folder=tmp_path)):
         fitted = launch("ifcomp", "fit", "net:build", "digits", "--out", "run.ifcomp", "--json")
         assert fitted.returncode == 0, fitted.stderr
-        assert json.loads(fitted.stdout)["examples"] == 1797  # printed once
+        assert json.loads(fitted.stdout)["examples"] == 1797  # printed by one process only
         scored = launch("ifcomp", "score", "run.ifcomp", "--out", "scores.parquet")
         assert scored.returncode == 0, scored.stderr
         frames.append(pd.read_parquet(tmp_path / "scores.parquet"))
@@ -134,39 +139,91 @@ def test_the_command_line_is_the_same_under_torchrun(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(*frames, rtol=1e-4)
 
 
-def test_one_process_does_not_share() -> None:
-    with sharing() as actual:
-        assert actual == ranks() == Ranks(0, 1)
+# Simulated processes ------------------------------------------------------------------------------------------------
+
+
+def test_another_number_of_processes_does_not_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial_path = tmp_path / "work.partial"
+    with pytest.raises(DataError), Checkpoint(partial_path, 0) as checkpoint:
+        worker.results([worker.data()[0], None], checkpoint)
+    assert partial_path.exists()
+    monkeypatch.setattr("ifcomp.io.checkpoints.process_info", lambda: ProcessInfo(0, 2))
+    with pytest.raises(CheckpointError, match="processes: 1 there, 2 here"), Checkpoint(partial_path, 0) as checkpoint:
+        worker.results(worker.data(), checkpoint)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_processes_resume_in_the_latest_stage(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has an older checkpoint, rank 1 the latest one, rank 2 none."""
+    states = [
+        SavedState("a", 5, "digest", {"a": 2}, {}, {"sum": torch.ones(1)}),
+        SavedState("b", 3, "digest", {"a": 7, "b": 4}, {"basis": torch.eye(2)}, {"sum": torch.ones(2)}),
+        None,
+    ]
+    monkeypatch.setattr(resumable, "process_info", lambda: ProcessInfo(rank, 3))
+    monkeypatch.setattr(resumable, "all_gather_objects", lambda value: [0, 1, -1])
+    monkeypatch.setattr(resumable, "broadcast_object", lambda value, source: states[source].shared)
+    state = resumable._synchronize(states[rank], ["a", "b"])
+    assert state is not None
+    assert state.stage == "b"
+    assert torch.equal(state.shared["basis"], torch.eye(2))
+    assert (state.position, set(state.local)) == ((3, {"sum"}) if rank == 1 else (0, set()))
+    assert state.settings == [{"a": 2}, {"a": 7, "b": 4}, {}][rank]
+
+
+@pytest.mark.parametrize(("gpus", "backend", "devices"), [(True, "nccl", [1]), (False, "gloo", [])])
+def test_the_backend_depends_on_the_device(
+    gpus: bool, backend: str, devices: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created, selected, destroyed = [], [], []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: bool(created))
+    monkeypatch.setattr(distributed.dist, "init_process_group", created.append)
+    monkeypatch.setattr(distributed.dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: destroyed.append(True))
+    with data_parallel() as process:
+        assert process == ProcessInfo(2, 3) == process_info()
+        assert not destroyed
+    assert (created, selected, destroyed) == ([backend], devices, [True])
+    assert process_info() == ProcessInfo()
+
+
+def test_one_process_changes_nothing() -> None:
+    with data_parallel() as process:
+        assert process == process_info() == ProcessInfo(0, 1)
     frame = pd.DataFrame({"index": [1, 0]})
     assert gather_rows(frame) is frame
-    assert [float(value) for value in spread([lambda: torch.ones(1)], [torch.zeros(1)], [1.0])] == [1.0]
+    assert [float(value) for value in run_distributed([lambda: torch.ones(1)], [torch.zeros(1)], [1.0])] == [1.0]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_slices_cover_every_example_once(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches, seen = [torch.arange(size) + 100 * size for size in (4, 1, 7)], {}
-    for rank in range(world):
-        monkeypatch.setattr("ifcomp.distributed.ranks", lambda rank=rank: Ranks(rank, world))
-        for part in own_slices(as_batches(batches)):
-            for offset, value in enumerate(part.args[0].tolist()):
-                assert part.position + offset not in seen
-                seen[part.position + offset] = value
-    assert [seen[position] for position in range(12)] == torch.cat(batches).tolist()
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_shards_contain_every_example_once(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, values = [torch.arange(size) + 100 * size for size in (4, 1, 7)], {}
+    for rank in range(world_size):
+        monkeypatch.setattr("ifcomp.distributed.process_info", lambda rank=rank: ProcessInfo(rank, world_size))
+        for shard in shard_batches(as_batches(batches)):
+            for offset, value in enumerate(shard.args[0].tolist()):
+                assert shard.position + offset not in values
+                values[shard.position + offset] = value
+    assert [values[position] for position in range(12)] == torch.cat(batches).tolist()
 
 
 def test_small_tensors_are_reduced_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
+    sizes: list[int] = []
 
-    def tripled(tensor: torch.Tensor) -> None:
-        sent.append(tensor.numel())
+    def triple(tensor: torch.Tensor) -> None:
+        sizes.append(tensor.numel())
         tensor.mul_(3)
 
-    monkeypatch.setattr("ifcomp.distributed.ranks", lambda: Ranks(0, 3))
-    monkeypatch.setattr("ifcomp.distributed.dist.all_reduce", tripled)
-    monkeypatch.setattr("ifcomp.distributed._MESSAGE_ENTRIES", 10)
+    monkeypatch.setattr("ifcomp.distributed.process_info", lambda: ProcessInfo(0, 3))
+    monkeypatch.setattr("ifcomp.distributed.dist.all_reduce", triple)
     tensors = [torch.randn(shape) for shape in [(2, 3), (4,), (1,), (3, 5), (), (0,), (2,)]]
     tensors += [torch.tensor(7), torch.arange(4)]
     expected = [3 * tensor for tensor in tensors]
-    add_up(iter(tensors))
-    assert sent == [10, 1, 15, 3, 5]
+    all_reduce_sum(iter(tensors), bucket_elements=10)
+    assert sizes == [10, 1, 15, 3, 5]
     assert all(torch.equal(tensor, total) for tensor, total in zip(tensors, expected, strict=True))

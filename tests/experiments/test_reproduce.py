@@ -20,7 +20,7 @@ from experiments.reproduce.record import FILE, read, run
 from experiments.reproduce.study import Claim, Record, Study
 from ifcomp.cli.main import app
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.io.files import locked
+from ifcomp.io.files import file_lock
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def test_leftovers_of_interrupted_runs_are_removed(tmp_path: Path, monkeypatch: 
     for name in (".result.json.0123abcd", ".figure.svg.deadbeef", ".notes"):
         (folder / name).mkdir(parents=True)
         (folder / name / "half").touch()
-    with locked(tmp_path / "toy-digits"), pytest.raises(StorageError, match="Another process"):
+    with file_lock(tmp_path / "toy-digits"), pytest.raises(StorageError, match="Another process"):
         reproduce.reproduce("toy", "digits", tmp_path)
     assert len(list(folder.iterdir())) == 3
     reproduce.reproduce("toy", "digits", tmp_path)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ifcomp import IFComp
 from ifcomp.cli import record
 from ifcomp.errors import StorageError
-from ifcomp.io.files import locked
+from ifcomp.io.files import file_lock
 
 WRITER = """
 import sys
@@ -39,9 +39,9 @@ for turn in range(20):
 
 ORPHAN = """
 import os, signal, sys, time
-from ifcomp.io.files import locked
+from ifcomp.io.files import file_lock
 
-with locked("work"):
+with file_lock("work"):
     if os.fork() == 0:
         print("ready", flush=True)
         time.sleep(60)
@@ -155,12 +155,12 @@ def test_a_lock_ends_with_its_process_even_if_a_child_lives_on(tmp_path: Path, m
         assert parent.stdout.readline() == "ready\n"
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         child = int(children.read_text()) if children.exists() else pytest.skip("needs /proc")
-        with pytest.raises(StorageError, match="Another process"), locked("work"):
+        with pytest.raises(StorageError, match="Another process"), file_lock("work"):
             pass
         parent.kill()
         parent.wait()
         try:
-            with locked("work"):
+            with file_lock("work"):
                 os.kill(child, 0)  # the child is alive
         finally:
             os.kill(child, signal.SIGKILL)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from cases import mean, seeded, weight
 from comparison import assert_same, oracle_influence
 from ifcomp import IFComp, Relative
-from ifcomp.data.batches import Limited, dead_workers_named
+from ifcomp.data.loaders import FirstExamples, explain_dead_workers
 from ifcomp.errors import DataError, IfcompWarning, LabelError, LogitsError
 
 DAMPING = 1e-3
@@ -212,7 +212,7 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_data_without_an_end_can_be_limited(kind: str) -> None:
-    limited = Limited(ENDLESS[kind](), 8)
+    limited = FirstExamples(ENDLESS[kind](), 8)
     ifc, expected = fit(limited, fisher="empirical"), fit([(X[:8], Y[:8])], fisher="empirical")
     assert ifc.factors is not None
     assert ifc.factors.count == 8
@@ -221,7 +221,7 @@ def test_data_without_an_end_can_be_limited(kind: str) -> None:
 
 @pytest.mark.parametrize(("examples", "sizes"), [(0, []), (4, [4]), (5, [5]), (9, [5, 4]), (99, [5, 5, 2])])
 def test_a_limit_cuts_the_last_batch(examples: int, sizes: list[int]) -> None:
-    assert [len(batch) for batch in Limited([X[:5], X[5:10], X[10:]], examples)] == sizes
+    assert [len(batch) for batch in FirstExamples([X[:5], X[5:10], X[10:]], examples)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_never_ends_for_certain_is_refused(endless: Callable[[], Iterator[T
     for run in (lambda: ifc.score(endless()), lambda: ifc.explain(X[:1], Y[:1], endless())):
         with pytest.raises(DataError) as caught:
             run()
-        says(caught, "never ends", "itertools", "Limited")
+        says(caught, "never ends", "itertools", "FirstExamples")
     assert len(ifc.score(itertools.repeat(X, 2))) == 24
 
 
@@ -289,7 +289,7 @@ def test_a_worker_that_dies_is_named() -> None:
 def test_a_connection_that_ends_inside_multiprocessing_is_a_dead_worker() -> None:
     one, other = multiprocessing.Pipe()
     other.close()
-    with pytest.raises(DataError, match="died"), dead_workers_named():
+    with pytest.raises(DataError, match="died"), explain_dead_workers():
         one.recv()
 
 

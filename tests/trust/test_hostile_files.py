@@ -30,8 +30,7 @@ from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
 from ifcomp.cli.record import read_record
-from ifcomp.data.opening import open_source
-from ifcomp.data.source import SourceOptions
+from ifcomp.data.sources import SourceOptions, open_source
 from ifcomp.errors import (
     CheckpointError,
     DataError,
@@ -42,7 +41,7 @@ from ifcomp.errors import (
     StorageError,
 )
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
-from ifcomp.io import checkpoints
+from ifcomp.io.checkpoint_files import read_checkpoint
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
 from ifcomp.report.images import thumbnail
@@ -90,7 +89,7 @@ READERS = {
     "thumbnail": Reader(thumbnail, "1.png", DataError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
-    "checkpoint": Reader(lambda path: checkpoints._read(path, {}), "run.partial", CheckpointError),
+    "checkpoint": Reader(lambda path: read_checkpoint(path, {}), "run.partial", CheckpointError),
     "training": Reader(training._read, "state.safetensors", StorageError),
     "results": Reader(lambda path: results.read(path.parent), f"study/{results.FILE}", StorageError),
     "kronfluence": Reader(
@@ -273,7 +272,7 @@ def test_archives_that_swell_are_refused(tmp_path: Path) -> None:
     array = hostile.npy((hostile.BOMB // 4, 4), content=bytes(hostile.BOMB))
     bomb = hostile.npz(x=array)
     assert len(bomb) < hostile.BOMB / 100
-    refusal("npz", written(tmp_path, "npz", bomb), "would swell to")
+    refusal("npz", written(tmp_path, "npz", bomb), "expand to")
     refusal("npz", written(tmp_path, "npz", hostile.with_sizes(bomb, 1000)))  # a directory that plays it down
     del array
     refusal("torch", written(tmp_path, "torch", hostile.deflated_weights()), "compressed")
@@ -288,7 +287,7 @@ def test_tables_that_swell_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"a": pa.array(np.zeros(50_000_000, np.float32))}), path)
     assert path.stat().st_size < 10**6
-    refusal("parquet", path, "would swell to")
+    refusal("parquet", path, "expand to")
 
 
 def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
@@ -297,7 +296,7 @@ def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": pa.FixedSizeListArray.from_arrays(values, length)}), path)
     del values
     assert path.stat().st_size < 10**6
-    refusal("parquet", path, "would swell to")
+    refusal("parquet", path, "expand to")
 
 
 def test_metadata_of_columns_that_would_end_the_process_are_not_looked_at() -> None:
@@ -320,8 +319,8 @@ def test_long_labels_are_kept_once(tmp_path: Path) -> None:
 def test_what_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ifcomp.io.untrusted.available", lambda device: 1000)
     x = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
-    refusal("npz", written(tmp_path, "npz", hostile.arrays(x=x)), "only 1.0 kB of memory")
-    monkeypatch.setattr("ifcomp.data.folders.available", lambda device: 10**6)
+    refusal("npz", written(tmp_path, "npz", hostile.arrays(x=x)), "only 1.0 kB of memory are available")
+    monkeypatch.setattr("ifcomp.data.sources.folder.available", lambda device: 10**6)
     Image.new("RGB", (40, 40)).save(written(tmp_path, "image", b""))
     with pytest.raises(MemoryLimitError, match="--image-size or a smaller --batch-size"):
         open_source(f"folder:{tmp_path / 'images'}")

@@ -22,7 +22,7 @@ from ifcomp.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from ifcomp.data.source import Source
+    from ifcomp.data.sources import Source
     from ifcomp.tasks.mislabel import LabelAudit
 
 EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --out audit.csv --top 20"

@@ -14,7 +14,7 @@ from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
-    from ifcomp.data.source import Source
+    from ifcomp.data.sources import Source
     from ifcomp.tuning import Tuned
 
 EPILOG = "[bold]Example:[/bold] ifcomp calibrate run.ifcomp npz:held-out.npz --figure reliability.svg"

@@ -39,13 +39,12 @@ def estimate(
     """
     from ifcomp import estimation
     from ifcomp.cli.model import check_model, load_model
-    from ifcomp.data.opening import open_source
-    from ifcomp.data.source import Batches
+    from ifcomp.data.sources import IndexedBatches, open_source
 
     source = open_source(data, reading.parse())
     network = load_model(model, weights, device)
     num_classes = check_model(network, source, model)
-    count = len(source) if examples is None and isinstance(source.data, Batches) else examples
+    count = len(source) if examples is None and isinstance(source.data, IndexedBatches) else examples
     result = estimation.estimate(
         network,
         source.batches(),

@@ -56,7 +56,7 @@ def fit(
     from ifcomp.cli.model import check_model, load_model
     from ifcomp.cli.record import Record, record_path
     from ifcomp.cli.run import resumable, write_run
-    from ifcomp.data.opening import open_source
+    from ifcomp.data.sources import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
 
     started = time.perf_counter()

@@ -106,10 +106,10 @@ def _distributed() -> Iterator[bool]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
-    from ifcomp.distributed import sharing
-    from ifcomp.io.files import discarding_writes
+    from ifcomp.distributed import data_parallel
+    from ifcomp.io.files import discard_writes
 
-    with sharing() as ranks, nullcontext() if ranks.rank == 0 else discarding_writes():
+    with data_parallel() as ranks, nullcontext() if ranks.rank == 0 else discard_writes():
         yield ranks.rank == 0
 
 

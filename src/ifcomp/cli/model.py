@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batches, check_labels
-from ifcomp.data.factories import make
-from ifcomp.data.source import Source
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_labels
+from ifcomp.data.factories import call_factory
+from ifcomp.data.sources import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
-from ifcomp.io.untrusted import read_tensors, regular_file
+from ifcomp.io.untrusted import read_safetensors, regular_file
 from ifcomp.layers.forward import run_model
 
 #: Keys under which training scripts store the weights in a checkpoint.
@@ -50,7 +51,7 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
     Raises:
         ModelError: If the model cannot be built, or the weights do not fit; lists the differences.
     """
-    model = make(spec, "model", ModelError, nn.Module)
+    model = call_factory(spec, "model", ModelError, nn.Module)
     if not isinstance(model, nn.Module):
         raise ModelError(f"'{spec}' must return an nn.Module, but returned a {type(model).__name__}.")
     if weights is not None:
@@ -69,7 +70,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     content: Any
     try:
         file = regular_file(path)
-        content = read_tensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
+        content = read_safetensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
     except FileNotFoundError as error:
         raise ModelError(f"There is no weights file '{path}'.") from error
     except Exception as error:  # readers raise many kinds of exceptions on a damaged file

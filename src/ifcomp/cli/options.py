@@ -15,7 +15,7 @@ from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp.curvature.factors import Damping, FisherKind
-    from ifcomp.data.source import SourceOptions
+    from ifcomp.data.sources import SourceOptions
 
 Default = TypeVar("Default", bound="Damping | None")
 
@@ -200,7 +200,7 @@ class DataOptions:
 
     def parse(self) -> SourceOptions:
         """Return the options for `ifcomp.data.opening.open_source`."""
-        from ifcomp.data.source import SourceOptions
+        from ifcomp.data.sources import SourceOptions
 
         return SourceOptions(
             batch_size=self.batch_size,

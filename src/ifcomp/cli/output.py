@@ -21,7 +21,7 @@ from ifcomp.errors import SettingError, StorageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ifcomp.data.source import Source
+    from ifcomp.data.sources import Source
 
 #: Exit code of a command whose gate was exceeded, such as ``--max-suspects``.
 GATE = 3

@@ -24,7 +24,7 @@ import typer
 
 from ifcomp._version import __version__
 from ifcomp.errors import StorageError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_text
 
 #: Version of the file format.
@@ -74,7 +74,7 @@ def write_record(run: str, record: Record) -> str:
     """Sign and write the record of a run, and return its path. Atomic."""
     signed = replace(record, signature=_signature(record, create=True) or "")
     content = {"schema": SCHEMA, "version": __version__, **asdict(signed)}
-    with written_atomically(record_path(run)) as scratch:
+    with atomic_write(record_path(run)) as scratch:
         scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return record_path(run)
 

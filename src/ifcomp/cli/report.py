@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ifcomp import IFComp
     from ifcomp.cli.run import Run
     from ifcomp.curvature.factors import Damping
-    from ifcomp.data.source import Source
+    from ifcomp.data.sources import Source
     from ifcomp.report import ComplexityGroups, ReliabilityPair, TrainingExample
     from ifcomp.tasks.mislabel import LabelAudit
 

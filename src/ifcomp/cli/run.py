@@ -17,13 +17,13 @@ from ifcomp import IFComp
 from ifcomp.cli.model import check_model, load_model
 from ifcomp.cli.options import DataOptions, ModelOptions
 from ifcomp.cli.record import Record, read_record, record_path, write_record
-from ifcomp.data.batches import as_batches, check_labels
-from ifcomp.data.opening import OPTIONS, kind_of, open_source
-from ifcomp.data.source import Batches, Source, SourceOptions
-from ifcomp.distributed import ranks
+from ifcomp.data.batches import as_batches
+from ifcomp.data.checks import check_labels
+from ifcomp.data.sources import IndexedBatches, Source, SourceOptions, open_source, source_kind
+from ifcomp.distributed import process_info
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.files import remove_leftovers, written_atomically
+from ifcomp.io.files import atomic_write, remove_scratch_files
 from ifcomp.layers.forward import run_model
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
@@ -79,7 +79,7 @@ class Run:
         name = spec or (record.data if record is not None else self._refuse("the data"))
         names = record.class_names if record is not None and labelled else None
         source = open_source(name, self._data_options(name, reading, secondary), class_names=names, labelled=labelled)
-        if spec is None and record and isinstance(source.data, Batches) and len(source) != record.examples:
+        if spec is None and record and isinstance(source.data, IndexedBatches) and len(source) != record.examples:
             raise DataError(
                 f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
                 "Fit again, or name the data."
@@ -118,10 +118,10 @@ class Run:
         )
 
     def _data_options(self, name: str, reading: DataOptions, secondary: bool) -> SourceOptions:
-        options, allowed = reading.parse(), OPTIONS[kind_of(name)]
+        options, allowed = reading.parse(), source_kind(name).options
         if secondary:
-            options = SourceOptions().or_else(options, allowed)
-        return options if self.record is None else options.or_else(stored_options(self.record), allowed)
+            options = SourceOptions().with_defaults(options, allowed)
+        return options if self.record is None else options.with_defaults(stored_options(self.record), allowed)
 
     def _refuse(self, missing: str) -> NoReturn:
         """Raise an error: something must be named because the record is missing or not trusted."""
@@ -197,7 +197,7 @@ def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool)
     """Predict all examples of a source in one pass."""
     model, calibrated, labels = [], [], []
     device = next(ifc.model.parameters()).device
-    for batch in as_batches(track(source.batches(), "predicting", None if ranks().rank == 0 else False)):
+    for batch in as_batches(track(source.batches(), "predicting", None if process_info().rank == 0 else False)):
         with torch.no_grad():
             model.append(run_model(ifc.model, batch.to(device)).double().softmax(1).cpu())
         inputs = batch.kwargs or batch.args[0]
@@ -216,9 +216,9 @@ def write_run(path: str, ifc: IFComp, record: Record) -> None:
     The record of an older run is removed once the new fit is on disk and before it is renamed. A command that is killed
     in between leaves a run without a record, never a run with the record of another.
     """
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         ifc.save(scratch)
-        if ranks().rank == 0:
+        if process_info().rank == 0:
             Path(record_path(path)).unlink(missing_ok=True)
     write_record(path, record)
 
@@ -233,10 +233,10 @@ def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
         every: Seconds between two saves.
         *outputs: Files that the command writes.
     """
-    with Checkpoint(f"{outputs[0]}.partial", every, notice=_print_stopping) as checkpoint:
-        if ranks().rank == 0:
+    with Checkpoint(f"{outputs[0]}.partial", every, on_interrupt=_print_stopping) as checkpoint:
+        if process_info().rank == 0:
             for path in outputs:
-                remove_leftovers(path)
+                remove_scratch_files(path)
         yield checkpoint
 
 

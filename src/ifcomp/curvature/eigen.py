@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ifcomp.blocks.block import Basis
 from ifcomp.curvature.accumulation import CovarianceSums
-from ifcomp.distributed import spread
+from ifcomp.distributed import run_distributed
 from ifcomp.errors import NonFiniteError
 
 #: Jitter of the retries, relative to the mean of the diagonal.
@@ -32,7 +32,7 @@ def eigenbases(sums: CovarianceSums, decompose: Decompose | None = None) -> list
     matrices = sums.tensors
     jobs = [partial(decompose or eigenvectors, name, matrix) for name, matrix in matrices.items()]
     costs = [float(matrix.numel() * matrix.shape[-1]) for matrix in matrices.values()]
-    vectors = dict(zip(matrices, spread(jobs, list(matrices.values()), costs), strict=True))
+    vectors = dict(zip(matrices, run_distributed(jobs, list(matrices.values()), costs), strict=True))
     return collect_bases(vectors, len(sums.outputs))
 
 

@@ -1,1 +1,1 @@
-"""Batches, and data by name: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE``, ``package.module:factory``."""
+"""Data: one form for batches (`batches`, `checks`, `loaders`) and data opened by name (`sources`)."""

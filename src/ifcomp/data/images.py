@@ -1,4 +1,4 @@
-"""Image files of others, opened without trust."""
+"""Image files of others, decoded safely."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from PIL import Image, UnidentifiedImageError
 from ifcomp.errors import DataError
 from ifcomp.io.untrusted import regular_file
 
-#: Formats that Pillow decodes itself; others may start programs.
+#: Formats that Pillow decodes itself. Other formats may start external programs.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
-    """An image of which only the head is read; close it after use.
+    """Open an image and read its header only. The caller closes it.
 
     Raises:
-        DataError: If it is none, or claims more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
+        DataError: If the file is not an image, or has more pixels than Pillow's ``MAX_IMAGE_PIXELS``.
     """
-    shown = os.fspath(path)
+    name = os.fspath(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            warnings.simplefilter("ignore", UserWarning)  # about damaged metadata, which nobody reads
+            warnings.simplefilter("ignore", UserWarning)  # about damaged metadata, which is not used
             return Image.open(regular_file(path), formats=FORMATS)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"'{shown}' is refused: it would take far too much memory ({error}).") from error
+        raise DataError(f"'{name}' is refused: it would take far too much memory ({error}).") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"Cannot read '{shown}' as an image. Formats are {', '.join(FORMATS)}.") from error
-    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
-        raise DataError(f"Cannot read '{shown}' as an image ({error}). Formats are {', '.join(FORMATS)}.") from error
+        raise DataError(f"Cannot read '{name}' as an image. Formats are {', '.join(FORMATS)}.") from error
+    except Exception as error:  # decoders of damaged files raise errors of many types
+        raise DataError(f"Cannot read '{name}' as an image ({error}). Formats are {', '.join(FORMATS)}.") from error
 
 
 def convert_image(image: Image.Image, mode: str, path: str | os.PathLike[str]) -> Image.Image:
-    """All pixels of an opened image in another mode.
+    """Decode an opened image and convert it to another mode.
 
     Raises:
         DataError: If the file is damaged.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ifcomp.blocks.block import Basis
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
 from ifcomp.errors import ModelError, SettingError, StorageError
-from ifcomp.io.untrusted import parse_json, read_tensors, read_text
+from ifcomp.io.untrusted import parse_json, read_safetensors, read_text
 
 _TENSORS = ("activation_eigenvectors", "gradient_eigenvectors", "lambda_matrix", "num_lambda_processed")
 _ARGUMENTS = "factor_arguments.json"
@@ -67,7 +67,7 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Tensor]], bool]:
     """Return the tensors by file and layer, and whether the Fisher is empirical."""
     try:
         arguments = parse_json(read_text(folder / _ARGUMENTS))
-        tensors = {name: read_tensors(folder / f"{name}.safetensors")[0] for name in _TENSORS}
+        tensors = {name: read_safetensors(folder / f"{name}.safetensors")[0] for name in _TENSORS}
         if arguments["strategy"] != "ekfac":
             raise ValueError(f"its strategy is {arguments['strategy']!r}")
         if not tensors["lambda_matrix"] or any(

@@ -1,1 +1,1 @@
-"""Files: atomic writing, reading without trust, factors, checkpoints."""
+"""Files: atomic writes and locks, safe reading, factors, and checkpoints of unfinished work."""

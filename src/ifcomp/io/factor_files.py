@@ -1,9 +1,7 @@
-"""One safetensors file with JSON metadata; never a pickle. Factors are tied to their model by a fingerprint."""
+"""Factors in one safetensors file with JSON metadata, tied to their model by a fingerprint."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -14,34 +12,34 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from ifcomp.blocks.block import Basis
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
-from ifcomp.errors import FingerprintError, SettingError, StorageError
-from ifcomp.io.files import written_atomically
-from ifcomp.io.untrusted import parse_json, read_tensors
+from ifcomp.errors import SettingError, StorageError
+from ifcomp.io.files import atomic_write
+from ifcomp.io.untrusted import parse_json, read_safetensors
 
 SCHEMA = 1
-_KEY = "ifcomp"
-_PARTS = ("second_moments", "basis.inputs", "basis.outputs")
+_METADATA_KEY = "ifcomp"
+_TENSOR_NAMES = ("second_moments", "basis.inputs", "basis.outputs")
 _DTYPES = (torch.float32, torch.float64)
 
-#: How far the squared length of an eigenvector may be from 1; float32 leaves about 1e-6.
-_LENGTH_ERROR = 1e-3
+#: Tolerance for the squared norm of an eigenvector. The rounding error in float32 is about 1e-6.
+_NORM_TOLERANCE = 1e-3
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """The content of a file.
+class SavedFactors:
+    """Content of a factor file.
 
     Attributes:
         factors: The curvature.
         fingerprint: Digest of every parameter and buffer of the model.
         options: Settings of the predictor.
-        version: Version of the library that wrote it.
+        version: Version of the library that wrote the file.
     """
 
     factors: Factors
@@ -50,123 +48,70 @@ class Stored:
     version: str
 
 
-def fingerprint(model: nn.Module) -> dict[str, str]:
-    """A digest of the type, shape and bytes of every parameter and buffer, by name."""
-    tensors = itertools.chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )
-    return {name: _digest(value) for name, value in tensors}
-
-
-def _digest(value: Tensor) -> str:
-    value = value.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
-    digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
-
-
-def check_fingerprint(expected: Mapping[str, str], model: nn.Module, what: str) -> None:
-    """Raise FingerprintError that says what differs between a model and the one that ``what`` belongs to."""
-    found = fingerprint(model)
-    if found == dict(expected):
-        return
-    lines = []
-    for title, names in (
-        ("missing in this model", expected.keys() - found.keys()),
-        ("only in this model", found.keys() - expected.keys()),
-        ("different values", {name for name in expected.keys() & found.keys() if expected[name] != found[name]}),
-    ):
-        if names:
-            shown = sorted(names)[:6]
-            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            lines.append(f"  {title}: {', '.join(shown)}{more}")
-    raise FingerprintError(
-        f"{what} belong to another model:\n" + "\n".join(lines) + "\nLoad the weights that were fitted, or fit again."
-    )
-
-
-def save(path: str | os.PathLike[str], stored: Stored) -> None:
+def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
     """Write factors to one file, atomically."""
     tensors: dict[str, Tensor] = {}
-    for name, block in stored.factors.blocks.items():
+    for name, block in saved.factors.blocks.items():
         basis = block.basis
         parts = (block.second_moments, basis.inputs if basis else None, basis.outputs if basis else None)
-        for part, tensor in zip(_PARTS, parts, strict=True):
+        for tensor_name, tensor in zip(_TENSOR_NAMES, parts, strict=True):
             if tensor is not None:
-                tensors[f"{name}/{part}"] = tensor.detach().cpu().contiguous()
+                tensors[f"{name}/{tensor_name}"] = tensor.detach().cpu().contiguous()
     metadata = {
         "schema": SCHEMA,
-        "version": stored.version,
-        "count": stored.factors.count,
-        "num_classes": stored.factors.num_classes,
-        "settings": asdict(stored.factors.settings),
-        "blocks": list(stored.factors.blocks),
-        "options": dict(stored.options),
-        "fingerprint": dict(stored.fingerprint),
+        "version": saved.version,
+        "count": saved.factors.count,
+        "num_classes": saved.factors.num_classes,
+        "settings": asdict(saved.factors.settings),
+        "blocks": list(saved.factors.blocks),
+        "options": dict(saved.options),
+        "fingerprint": dict(saved.fingerprint),
     }
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         try:
-            save_file(tensors, scratch, metadata={_KEY: json.dumps(metadata)})
+            save_file(tensors, scratch, metadata={_METADATA_KEY: json.dumps(metadata)})
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
 
-def load(path: str | os.PathLike[str]) -> Stored:
+def load(path: str | os.PathLike[str]) -> SavedFactors:
     """Read a file that `save` wrote.
 
     Raises:
-        StorageError: If the file is missing, truncated, foreign, of an unknown schema, or inconsistent.
+        StorageError: If the file is missing, truncated, inconsistent, of an unknown schema, or not a factor file.
     """
     source = Path(path)
     try:
-        tensors, raw = read_tensors(source)
+        tensors, raw = read_safetensors(source)
     except FileNotFoundError as error:
         raise StorageError(f"Cannot read factors from '{source}': there is no such file.") from error
     except (OSError, ValueError) as error:
         raise StorageError(f"Cannot read factors from '{source}': {error}.") from error
-    metadata = _metadata(source, raw)
+    metadata = _parse_metadata(source, raw)
     try:
-        count, classes = (_whole(metadata, name) for name in ("count", "num_classes"))
+        count, num_classes = (_positive_integer(metadata, name) for name in ("count", "num_classes"))
         factors = Factors(
-            {name: _block(name, tensors) for name in _of_kind(metadata, "blocks", list)},
+            {name: _read_block(name, tensors) for name in _typed(metadata, "blocks", list)},
             count,
-            classes,
-            FitSettings(**_of_kind(metadata, "settings", dict)),
+            num_classes,
+            FitSettings(**_typed(metadata, "settings", dict)),
         )
-        options, digests = (_of_kind(metadata, name, dict) for name in ("options", "fingerprint"))
-        return Stored(factors, digests, options, _of_kind(metadata, "version", str))
+        options, digests = (_typed(metadata, name, dict) for name in ("options", "fingerprint"))
+        return SavedFactors(factors, digests, options, _typed(metadata, "version", str))
     except (KeyError, TypeError, ValueError, SettingError) as error:
-        raise StorageError(
-            f"Cannot read factors from '{source}': its metadata is damaged ({error!r}). Fit again."
-        ) from error
+        raise _damaged(source, error) from error
 
 
-def _of_kind(metadata: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    value = metadata[name]
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is a {type(value).__name__}")
-    return value
-
-
-def _whole(metadata: Mapping[str, Any], name: str) -> int:
-    value = _of_kind(metadata, name, int)
-    if isinstance(value, bool) or not 1 <= value < 2**63:
-        raise ValueError(f"{name} is {value}")
-    return value
-
-
-def _metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
-    if _KEY not in raw:
+def _parse_metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
+    if _METADATA_KEY not in raw:
         raise StorageError(
             f"Cannot read factors from '{source}': it is a safetensors file, but not one written by ifcomp."
         )
     try:
-        metadata = parse_json(raw[_KEY])
+        metadata = parse_json(raw[_METADATA_KEY])
         schema = metadata["schema"]
     except (ValueError, TypeError, KeyError) as error:
-        raise StorageError(
-            f"Cannot read factors from '{source}': its metadata is damaged ({error!r}). Fit again."
-        ) from error
+        raise _damaged(source, error) from error
     if schema != SCHEMA:
         raise StorageError(
             f"Cannot read factors from '{source}': it has schema {schema}, this version reads {SCHEMA}. "
@@ -175,14 +120,33 @@ def _metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
+def _damaged(source: Path, error: Exception) -> StorageError:
+    return StorageError(f"Cannot read factors from '{source}': its metadata is damaged ({error!r}). Fit again.")
+
+
+def _typed(metadata: Mapping[str, Any], name: str, expected: type[T]) -> T:
+    value = metadata[name]
+    if not isinstance(value, expected):
+        raise TypeError(f"{name} is a {type(value).__name__}")
+    return value
+
+
+def _positive_integer(metadata: Mapping[str, Any], name: str) -> int:
+    value = _typed(metadata, name, int)
+    if isinstance(value, bool) or not 1 <= value < 2**63:
+        raise ValueError(f"{name} is {value}")
+    return value
+
+
+def _read_block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
+    """Return the factors of one block after a check of their values."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a block is {name!r}")
-    moments, inputs, outputs = (tensors.get(f"{name}/{part}") for part in _PARTS)
+    moments, inputs, outputs = (tensors.get(f"{name}/{tensor_name}") for tensor_name in _TENSOR_NAMES)
     if moments is None:
-        raise KeyError(f"{name}/{_PARTS[0]}")
+        raise KeyError(f"{name}/{_TENSOR_NAMES[0]}")
     if inputs is not None and outputs is None:
-        raise KeyError(f"{name}/{_PARTS[2]}")
+        raise KeyError(f"{name}/{_TENSOR_NAMES[2]}")
     for tensor in (moments, inputs, outputs):
         if tensor is not None and not (tensor.dtype in _DTYPES and bool(tensor.isfinite().all())):
             raise ValueError(f"block '{name}' has entries that are not finite numbers")
@@ -197,5 +161,5 @@ def _block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
 def _has_unit_columns(basis: Tensor) -> bool:
     if basis.dim() != 3 or basis.shape[1] != basis.shape[2]:
         return False
-    squares = basis.double().square().sum(1)
-    return bool(((squares - 1).abs() < _LENGTH_ERROR).all())
+    squared_norms = basis.double().square().sum(1)
+    return bool(((squared_norms - 1).abs() < _NORM_TOLERANCE).all())

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and locks that end with their process."""
+"""Atomic writes, file locks and checks of free disk space."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ from ifcomp.errors import StorageError
 
 try:
     import fcntl
-except ImportError:  # not on every system; there nothing is locked
+except ImportError:  # not available on Windows, where files are not locked
     fcntl = None  # type: ignore[assignment]
 
-#: Open files of the locks that this process has.
-_held: set[int] = set()
+#: File descriptors of the locks of this process.
+_lock_descriptors: set[int] = set()
 
-_discarding: ContextVar[bool] = ContextVar("discarding", default=False)
+_writes_discarded: ContextVar[bool] = ContextVar("writes_discarded", default=False)
 
 
 @contextmanager
-def discarding_writes() -> Iterator[None]:
-    """Nothing is written within: for processes that do the same as another one, which writes."""
-    token = _discarding.set(True)
+def discard_writes() -> Iterator[None]:
+    """Discard all atomic writes inside the context, on processes that repeat the work of rank 0."""
+    token = _writes_discarded.set(True)
     try:
         yield
     finally:
-        _discarding.reset(token)
+        _writes_discarded.reset(token)
 
 
 @contextmanager
-def written_atomically(path: str | os.PathLike[str], *, by_all: bool = False) -> Iterator[Path]:
-    """A scratch file in a scratch folder beside ``path`` that takes its place when the context ends without an error.
+def atomic_write(path: str | os.PathLike[str], *, on_every_rank: bool = False) -> Iterator[Path]:
+    """Yield a scratch file, which replaces ``path`` when the context ends without an error.
+
+    The scratch file is in a scratch folder beside ``path``, on the same disk.
 
     Args:
-        path: The file.
-        by_all: Whether it is written within `discarding_writes` too: a file that each process has for itself.
+        path: The file to write.
+        on_every_rank: Whether to write inside `discard_writes` too, for files that each process has for itself.
 
     Raises:
-        StorageError: If the folder does not exist or cannot be written.
+        StorageError: If the folder does not exist or is not writable, or the disk is full.
     """
     target = Path(path)
-    if os.path.isdir(target):  # which, unlike that of Path, knows any name
+    if os.path.isdir(target):  # Path.is_dir raises for names with a zero byte
         raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
-    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # some writers have scratch files of their own
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # some writers create more scratch files
     scratch = folder / target.name
     try:
         folder.mkdir()
         scratch.touch()
-        mode = scratch.stat().st_mode  # as the umask wants it
+        mode = scratch.stat().st_mode  # according to the umask
     except (OSError, ValueError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise _unwritable(target, error) from error
+        raise _not_writable(target, error) from error
     try:
         yield scratch
-        if _discarding.get() and not by_all:
+        if _writes_discarded.get() and not on_every_rank:
             return
         with scratch.open("rb+") as stream:
             os.fsync(stream.fileno())
@@ -68,14 +70,17 @@ def written_atomically(path: str | os.PathLike[str], *, by_all: bool = False) ->
         os.replace(scratch, target)
     except OSError as error:
         raise StorageError(
-            f"Cannot write '{target}': {error.strerror or error}. What was there before is unchanged."
+            f"Cannot write '{target}': {error.strerror or error}. An earlier file is unchanged."
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_leftovers(path: str | os.PathLike[str]) -> None:
-    """Remove what processes left behind that were killed while they wrote ``path``; nobody may be writing it now."""
+def remove_scratch_files(path: str | os.PathLike[str]) -> None:
+    """Remove scratch files of processes that were killed while they wrote ``path``.
+
+    No other process may be writing ``path``.
+    """
     target = Path(path)
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}")
     for other in target.parent.iterdir():
@@ -83,28 +88,8 @@ def remove_leftovers(path: str | os.PathLike[str]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-@contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Only one process at a time is within, for each path. The lock ends with its process, however that ends.
-
-    Raises:
-        StorageError: If another process is within, or the folder cannot be written.
-    """
-    target = Path(path)
-    lock = target.with_name(f".{target.name}.lock")
-    handle = _acquire(lock, target)
-    _held.add(handle)
-    try:
-        yield
-    finally:
-        if handle in _held:  # not in a child
-            _held.remove(handle)
-            lock.unlink(missing_ok=True)
-            os.close(handle)
-
-
-def check_room(path: str | os.PathLike[str], needed: int) -> None:
-    """Raise StorageError if the disk on which ``path`` is to be written has fewer bytes left than are needed."""
+def check_free_space(path: str | os.PathLike[str], needed: int) -> None:
+    """Raise StorageError if the disk of ``path`` has fewer free bytes than needed."""
     folder = Path(path).absolute().parent
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -114,44 +99,64 @@ def check_room(path: str | os.PathLike[str], needed: int) -> None:
         )
 
 
+@contextmanager
+def file_lock(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold an exclusive lock for ``path``. The lock is released when the process ends, even if it is killed.
+
+    Raises:
+        StorageError: If another process holds the lock, or the folder is not writable.
+    """
+    target = Path(path)
+    lock = target.with_name(f".{target.name}.lock")
+    descriptor = _acquire(lock, target)
+    _lock_descriptors.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _lock_descriptors:  # not in a forked child
+            _lock_descriptors.remove(descriptor)
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
 def _acquire(lock: Path, target: Path) -> int:
-    """An open, locked file; what another process removed before it could be locked does not count."""
+    """Open and lock the lock file. Repeat if another process removed it between the two steps."""
     while True:
         try:
-            handle = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o666)
+            descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o666)
         except (OSError, ValueError) as error:
-            raise _unwritable(target, error) from error
+            raise _not_writable(target, error) from error
         try:
             if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if fcntl is None or os.path.samestat(os.fstat(handle), os.stat(lock)):
-                return handle
-            os.close(handle)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is None or os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                return descriptor
+            os.close(descriptor)
         except FileNotFoundError:
-            os.close(handle)
+            os.close(descriptor)
         except BlockingIOError as error:
-            os.close(handle)
+            os.close(descriptor)
             raise StorageError(
-                f"Another process is at work on '{target}'. Wait for it to end, or choose another file."
+                f"Another process is working on '{target}'. Wait until it ends, or choose another file."
             ) from error
-        except OSError as error:  # some network folders know no locks
-            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                return handle
-            os.close(handle)
-            raise _unwritable(target, error) from error
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # a network folder without locks
+                return descriptor
+            os.close(descriptor)
+            raise _not_writable(target, error) from error
 
 
-def _let_go() -> None:
-    """Children do not have the locks of their parent, so that those end with it."""
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
+def _close_inherited_locks() -> None:
+    """Close the lock files in a forked child, so that the locks end with the parent."""
+    for descriptor in _lock_descriptors:
+        os.close(descriptor)
+    _lock_descriptors.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
-def _unwritable(target: Path, error: OSError | ValueError) -> StorageError:
+def _not_writable(target: Path, error: OSError | ValueError) -> StorageError:
     reason = getattr(error, "strerror", None) or error
     return StorageError(f"Cannot write '{target}': {reason}. Choose a folder that exists and is writable.")

@@ -1,6 +1,6 @@
-"""Files that others wrote, read without trust: files on disk only, never a pickle, never more than they can hold.
+"""Safe reading of files that others wrote: regular files only, no pickles, bounded memory.
 
-Everything here raises OSError or ValueError with the reason in words; callers put them into their own typed errors.
+All functions raise OSError or ValueError with the reason. Callers convert them to their own errors.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from torch import Tensor
 
 from ifcomp.memory import as_text, available
 
-#: Content that is so many times larger than its file, and larger than this many bytes, is taken for a bomb.
-SWELLING = 100
+#: A compressed file is refused as a decompression bomb if its content has more bytes than `BOMB_BYTES` and more than
+#: `MAX_EXPANSION` times the bytes of the file.
 BOMB_BYTES = 2**28
+MAX_EXPANSION = 100
 
-#: Bytes of a text file at most: records and settings take a few thousand.
-LARGEST_TEXT = 2**26
+#: Largest size of a text file in bytes. Records and settings take a few kilobytes.
+MAX_TEXT_BYTES = 2**26
 
-#: Lists in lists of JSON at most; whoever handles deeper ones runs out of stack.
-DEEPEST = 50
+#: Largest depth of nested JSON. Deeper values exhaust the stack.
+MAX_JSON_DEPTH = 50
 
 
 def regular_file(path: str | os.PathLike[str]) -> Path:
-    """The path, if there is a file: reading a pipe or a device might never end.
+    """Return the path if it is a regular file. Reading a pipe or a device may never end.
 
     Raises:
-        OSError: If there is none; says what is there instead.
+        OSError: If it is missing, a folder, a pipe, a socket or a device.
     """
     try:
         mode = os.stat(path).st_mode
@@ -46,54 +47,59 @@ def regular_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The content of a text file of reasonable size."""
+    """Read a text file of at most `MAX_TEXT_BYTES`."""
     file = regular_file(path)
     size = file.stat().st_size
-    if size > LARGEST_TEXT:
-        raise ValueError(f"it has {as_text(size)}, more than the {as_text(LARGEST_TEXT)} that such a file can have")
+    if size > MAX_TEXT_BYTES:
+        raise ValueError(f"it has {as_text(size)}, more than the limit of {as_text(MAX_TEXT_BYTES)} for such a file")
     return file.read_text(encoding="utf-8")
 
 
 def parse_json(text: str) -> Any:
-    """JSON as Python has it, nested no deeper than anything that the library writes."""
+    """Parse JSON of at most `MAX_JSON_DEPTH` nested levels."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if _is_deeper(value, DEEPEST):
+    if _is_deeper(value, MAX_JSON_DEPTH):
         raise ValueError("it is nested too deeply")
     return value
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def _is_deeper(value: Any, depth: int) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return bool(parts) and (not most or any(_is_deeper(part, most - 1) for part in parts))
+    return bool(parts) and (not depth or any(_is_deeper(part, depth - 1) for part in parts))
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file by name, and its metadata.
+def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors by name and the metadata of a safetensors file.
 
-    The format knows no code. What a header claims is compared with the size of the file before any tensor is made.
-    Safetensors opens the file twice, for the header and for the tensors: one that was replaced in between is read anew.
+    The format contains no code. The library compares the header with the file size before it creates a tensor. It opens
+    the file twice, for header and tensors; a file that is replaced in between is read again.
     """
     file = regular_file(path)
     before = os.stat(file)
-    file.open("rb").close()  # says why it cannot be read, which safetensors does not
+    file.open("rb").close()  # raises an error with the reason, unlike safetensors
     try:
-        with torch.device("cpu"), safe_open(file, framework="pt") as opened:  # 0.4 asks for the default device
-            found = {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
+        with torch.device("cpu"), safe_open(file, framework="pt") as opened:  # safetensors 0.4 uses the default device
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            metadata = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"it is truncated or not a safetensors file ({error})") from error
-    return found if os.path.samestat(before, os.stat(file)) else read_tensors(file)
+    return (tensors, metadata) if os.path.samestat(before, os.stat(file)) else read_safetensors(file)
 
 
-def check_swelling(path: str | os.PathLike[str], size: int) -> None:
-    """Raise ValueError unless the content of a compressed file, of so many bytes, is plausible and fits in memory."""
-    on_disk, there = os.stat(path).st_size, available(torch.device("cpu"))
-    if size > BOMB_BYTES and size > SWELLING * on_disk:
+def check_decompressed_size(path: str | os.PathLike[str], size: int) -> None:
+    """Check the size of the decompressed content of a file, in bytes.
+
+    Raises:
+        ValueError: If the content is a decompression bomb, or exceeds the available memory.
+    """
+    file_size, free = os.stat(path).st_size, available(torch.device("cpu"))
+    if size > BOMB_BYTES and size > MAX_EXPANSION * file_size:
         raise ValueError(
-            f"its {as_text(on_disk)} would swell to {as_text(size)}, more than {SWELLING} times as much, so it is "
-            "taken for a bomb; if it is not, write it without compression"
+            f"its {as_text(file_size)} expand to {as_text(size)}, more than {MAX_EXPANSION} times as much, so it may "
+            "be a decompression bomb; if it is not, write it without compression"
         )
-    if there is not None and size > there:
-        raise ValueError(f"it holds {as_text(size)}, but there are only {as_text(there)} of memory")
+    if free is not None and size > free:
+        raise ValueError(f"its content takes {as_text(size)}, but only {as_text(free)} of memory are available")

@@ -56,7 +56,7 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
         PrecisionError: If the model fails and its floating-point type is not that of the inputs.
         NonFiniteError: If a logit is not finite.
     """
-    where = batch.where
+    where = batch.name
     try:
         output = model(*batch.args, **batch.kwargs)
     except RuntimeError as error:
@@ -84,7 +84,7 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
         )
     if not logits.isfinite().all():
         raise NonFiniteError(
-            f"{where}: the logits of {batch.example((~logits.isfinite()).any(1))} of the batch are NaN or infinite "
-            "though its inputs are finite. The model overflows there: try float32 or float64."
+            f"{where}: the logits of {batch.describe_example((~logits.isfinite()).any(1))} of the batch are NaN or "
+            "infinite though its inputs are finite. The model overflows there: try float32 or float64."
         )
     return logits

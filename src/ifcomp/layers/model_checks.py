@@ -73,9 +73,8 @@ def _check_transparent(model: nn.Module) -> None:
     sharded += [name for name, value in tensors if hasattr(value, "full_tensor")]
     if sharded:
         raise ModelError(
-            f"The parameters are sharded by FSDP ({listed(sharded)}), so no process "
-            "has whole layers. Load the full state dict into the plain model; ifcomp.distributed.sharing() splits the "
-            "work over the processes."
+            f"The parameters are sharded by FSDP ({listed(sharded)}), so no process has whole layers. Load the full "
+            "state dict into the plain model; ifcomp.distributed.data_parallel() splits the work over the processes."
         )
     dynamic = [name for name, module in model.named_modules() if type(module).__module__.startswith(_DYNAMIC)]
     if dynamic:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ifcomp.data.batches import Batch, mapped
+from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.layers.forward import run_model
 from ifcomp.layers.recording import check_half, half_scales
 
@@ -61,7 +61,7 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
 
     def logits_of(own: dict[str, Tensor], tensors: list[Tensor]) -> Tensor:
         alone = iter([_alone(value, axis) for value, axis in zip(tensors, axes, strict=True)])
-        args, kwargs = mapped(lambda _: next(alone), (batch.args, batch.kwargs))
+        args, kwargs = map_tensors(lambda _: next(alone), (batch.args, batch.kwargs))
         output = functional_call(model, own, args, kwargs)
         return (output if isinstance(output, Tensor) else output.logits)[0]
 

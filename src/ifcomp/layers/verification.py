@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, check_inputs
+from ifcomp.data.batches import Batch
+from ifcomp.data.checks import check_inputs
 from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.forward import run_model
 from ifcomp.layers.inventory import Inventory

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch, as_batch, check_inputs
+from ifcomp.data.batches import Batch, as_batch
+from ifcomp.data.checks import check_inputs
 from ifcomp.errors import EmptyDataError, LabelError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.oracle.network import Network, collect, digest, digest_model

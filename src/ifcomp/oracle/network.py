@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ifcomp.data.batches import Batch, as_batches, check_data, check_inputs
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.checks import check_data, check_inputs
 from ifcomp.errors import EmptyDataError, ModelError
 
 #: Number of examples per forward pass.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ifcomp.data.batches import Batch
 from ifcomp.errors import StorageError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_text
 from ifcomp.oracle.network import digest, inputs_of
 from ifcomp.progress import track
@@ -66,7 +66,7 @@ class PairFile:
 
     def _write(self) -> None:
         lines = [json.dumps({"key": key, "label": label, **asdict(pair)}) for (key, label), pair in self._pairs.items()]
-        with written_atomically(self._path) as scratch:
+        with atomic_write(self._path) as scratch:
             scratch.write_text("".join(f"{line}\n" for line in lines))
 
 

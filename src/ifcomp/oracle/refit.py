@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ifcomp.data.batches import Batch, as_batch, check_inputs, check_labels
+from ifcomp.data.batches import Batch, as_batch
+from ifcomp.data.checks import check_inputs, check_labels
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.oracle.hindsight import base_log_probabilities, check_columns
 from ifcomp.oracle.network import TrainingInputs, collect, digest, digest_model, join

@@ -19,7 +19,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from ifcomp._version import __version__
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.layers.coverage import Coverage
 from ifcomp.report import charts, summary
 from ifcomp.report.data import (
@@ -113,7 +113,7 @@ def build_report(
             max_previews=max_previews,
         )
     )
-    with written_atomically(path) as scratch:
+    with atomic_write(path) as scratch:
         scratch.write_text(page, encoding="utf-8", errors="replace")
     return Path(path)
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.factors import check_number
 from ifcomp.errors import DataError, SettingError
-from ifcomp.io.files import written_atomically
+from ifcomp.io.files import atomic_write
 from ifcomp.tasks.metrics import checked_labels
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def plot_reliability(curves: Mapping[str, ReliabilityCurve], target: str | os.Pa
             f"Cannot write a plot to '{target}': the suffix must be one of {', '.join(sorted(supported))}."
         )
     _draw(curves, figure.add_subplot())
-    with written_atomically(target) as scratch:
+    with atomic_write(target) as scratch:
         figure.savefig(scratch, format=suffix)
 
 

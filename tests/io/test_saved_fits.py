@@ -1,31 +1,23 @@
-"""Files: what is written comes back bit for bit, and nothing else is accepted or executed."""
+"""Saved fits: loading restores every bit, and other, damaged or foreign files are refused."""
 
-import errno
 import json
-import os
 import pickle
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cases import LAYER_CASES, MODEL_CASES, Positions, seeded
-from comparison import as_type
-from ifcomp import IFComp, Relative, ScoreTable, __version__
+from cases import Positions, seeded
+from fitted_cases import CASES, fitted, inputs_of
+from ifcomp import IFComp, Relative, __version__
 from ifcomp.errors import FingerprintError, StorageError
-from ifcomp.io.files import written_atomically
-from oracles import Inputs
-
-CASES = {case.name: case for case in [*LAYER_CASES, *MODEL_CASES]}
 
 SAVED: list[tuple[str, str, dict[str, Any]]] = [
     ("plain", "linear", {}),
@@ -50,36 +42,26 @@ SAVED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def fitted(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> IFComp:
-    case = CASES[name]
-    return IFComp(case.make().to(dtype), **options).fit([as_type(case.sample(7, seed=1), dtype)])
-
-
-def inputs_of(name: str, dtype: torch.dtype = torch.float32) -> Inputs:
-    return as_type(CASES[name].sample(5), dtype)
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A file of the simplest case."""
+    """The file of a fit of the model that `model` returns."""
     path = tmp_path / "run.ifcomp"
     fitted("linear").save(path)
     return path
 
 
 def model() -> nn.Module:
-    """The model of `saved`."""
+    """Return the model of the fixture `saved`."""
     return CASES["linear"].make()
 
 
-def refused(path: Path, *words: str) -> str:
-    """Loading the file, or scoring with it, is refused with a message that names it and has these words."""
+def assert_refused(path: Path, *words: str) -> None:
+    """Check that loading a file or scoring with it raises StorageError with these words."""
     with pytest.raises(StorageError) as caught:
         IFComp.load(path, model()).influence(inputs_of("linear"))
     message = str(caught.value)
     missing = [word for word in words if word not in message]
     assert not missing, f"{missing} not in: {message}"
-    return message
 
 
 # Round trips --------------------------------------------------------------------------------------------------------
@@ -101,7 +83,7 @@ def test_a_loaded_fit_gives_the_same_bits(
     assert str(loaded.coverage) == str(ifc.coverage)
 
 
-def test_a_loaded_fit_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
+def test_saving_a_loaded_fit_gives_the_same_file(saved: Path, tmp_path: Path) -> None:
     IFComp.load(saved, model()).save(tmp_path / "again.ifcomp")
     assert (tmp_path / "again.ifcomp").read_bytes() == saved.read_bytes()
 
@@ -113,7 +95,7 @@ def test_a_loaded_fit_can_be_fitted_again(saved: Path) -> None:
 
 
 class FoldedSecond(nn.Module):
-    """A layer without bias on [T * B, F], the examples of one position together."""
+    """A layer without bias on [T * B, F], where examples vary fastest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,8 +107,8 @@ class FoldedSecond(nn.Module):
         return self.head(torch.relu(self.fc(rows)).view(x.shape[1], len(x), -1).mean(0))
 
 
-def test_a_loaded_fit_does_not_depend_on_what_it_scores_first(tmp_path: Path) -> None:
-    """Inputs without a gradient say nothing about where a layer's batch axis is."""
+def test_a_loaded_fit_does_not_depend_on_the_first_scored_inputs(tmp_path: Path) -> None:
+    """Inputs without a gradient do not show which axis of a layer is the batch axis."""
     x = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
     ifc = IFComp(seeded(FoldedSecond)()).fit([x])
     ifc.save(tmp_path / "run.ifcomp")
@@ -135,7 +117,7 @@ def test_a_loaded_fit_does_not_depend_on_what_it_scores_first(tmp_path: Path) ->
     assert torch.equal(loaded.influence(x), ifc.influence(x))
 
 
-def test_a_model_that_is_one_layer_can_be_saved(tmp_path: Path) -> None:
+def test_a_model_of_one_layer_can_be_saved(tmp_path: Path) -> None:
     layer = seeded(lambda: nn.Linear(4, 3))()
     ifc = IFComp(layer).fit([torch.ones(2, 4)])
     ifc.save(tmp_path / "run.ifcomp")
@@ -146,29 +128,29 @@ def test_skipped_parameters_stay_skipped(tmp_path: Path) -> None:
     def make() -> nn.Module:
         return seeded(lambda: Positions(leading=True))()
 
-    torn = make()
-    torn.get_submodule("token").max_norm = 100.0
-    ifc = IFComp(torn, skip_uncovered=True).fit([torch.tensor([[0, 1], [2, 3]])])
+    model = make()
+    model.get_submodule("token").max_norm = 100.0
+    ifc = IFComp(model, skip_uncovered=True).fit([torch.tensor([[0, 1], [2, 3]])])
     ifc.save(tmp_path / "run.ifcomp")
-    loaded = IFComp.load(tmp_path / "run.ifcomp", torn)
+    loaded = IFComp.load(tmp_path / "run.ifcomp", model)
     assert str(loaded.coverage) == str(ifc.coverage)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_paths_may_be_text(kind: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_paths_may_be_strings(kind: Callable[[Path], Any], tmp_path: Path) -> None:
     path = kind(tmp_path / "run.ifcomp")
     fitted("linear").save(path)
     assert IFComp.load(path, model()).factors is not None
 
 
 def content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and tensors of a file."""
+    """Return metadata and tensors of a file."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         return json.loads(file.metadata()["ifcomp"]), tensors
 
 
-def test_metadata_say_how_the_fit_was_made(tmp_path: Path) -> None:
+def test_metadata_contain_the_settings_of_the_fit(tmp_path: Path) -> None:
     options = {"beta": 0.5, "fisher": "exact", "label_samples": 2, "seed": 5, "damping": Relative(0.25)}
     fitted("lenet", layers=["9", "11"], sua=True, **options).save(tmp_path / "run.ifcomp")
     metadata, tensors = content(tmp_path / "run.ifcomp")
@@ -182,7 +164,7 @@ def test_metadata_say_how_the_fit_was_made(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in tensors} == {"9", "11"}
 
 
-def test_the_file_says_nothing_about_who_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_contain_no_personal_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "private-folder-name"
     folder.mkdir()
     for variable in ("USER", "LOGNAME", "HOME", "HOSTNAME"):
@@ -223,14 +205,16 @@ OTHERS: list[tuple[str, Callable[[], nn.Module], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("make", "words"), [pytest.param(*row[1:], id=row[0]) for row in OTHERS])
-def test_another_model_is_refused_by_name(make: Callable[[], nn.Module], words: tuple[str, ...], saved: Path) -> None:
+def test_other_models_are_refused_with_the_differences(
+    make: Callable[[], nn.Module], words: tuple[str, ...], saved: Path
+) -> None:
     with pytest.raises(FingerprintError) as caught:
         IFComp.load(saved, make())
     message = str(caught.value)
     assert all(word in message for word in (*words, str(saved), "fit again")), message
 
 
-def test_many_differences_are_counted(tmp_path: Path) -> None:
+def test_long_lists_of_differences_are_shortened(tmp_path: Path) -> None:
     fitted("bert").save(tmp_path / "run.ifcomp")
     other = CASES["bert"].make().double()
     with pytest.raises(FingerprintError) as caught:
@@ -239,7 +223,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
     assert f"and {count} more" in str(caught.value)
 
 
-def test_another_buffer_is_refused(tmp_path: Path) -> None:
+def test_other_buffers_are_refused(tmp_path: Path) -> None:
     fitted("lenet").save(tmp_path / "run.ifcomp")
     other = CASES["lenet"].make()
     other.get_buffer("1.running_mean").add_(1)
@@ -249,7 +233,7 @@ def test_another_buffer_is_refused(tmp_path: Path) -> None:
 
 
 class Shifted(nn.Module):
-    """A model with a constant that is not in its state dict."""
+    """A model with a buffer that is not in its state dict."""
 
     def __init__(self, shift: float) -> None:
         super().__init__()
@@ -260,16 +244,16 @@ class Shifted(nn.Module):
         return self.fc(x - self.shift)
 
 
-def test_another_buffer_outside_the_state_dict_is_refused(tmp_path: Path) -> None:
-    one, other = Shifted(0.0), Shifted(3.0)
-    other.load_state_dict(one.state_dict())
-    IFComp(one).fit([torch.eye(4)]).save(tmp_path / "run.ifcomp")
+def test_other_buffers_outside_the_state_dict_are_refused(tmp_path: Path) -> None:
+    fitted_model, other = Shifted(0.0), Shifted(3.0)
+    other.load_state_dict(fitted_model.state_dict())
+    IFComp(fitted_model).fit([torch.eye(4)]).save(tmp_path / "run.ifcomp")
     with pytest.raises(FingerprintError) as caught:
         IFComp.load(tmp_path / "run.ifcomp", other)
     assert "shift" in str(caught.value)
 
 
-def test_a_model_with_other_frozen_parts_is_refused(saved: Path) -> None:
+def test_other_frozen_parameters_are_refused(saved: Path) -> None:
     other = model()
     other.get_submodule("0").requires_grad_(False)
     with pytest.raises(FingerprintError) as caught:
@@ -282,7 +266,7 @@ def test_a_model_with_other_frozen_parts_is_refused(saved: Path) -> None:
 
 
 class Trap:
-    """Unpickling it leaves a trace."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -292,52 +276,52 @@ class Trap:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 9, 100, 0.5, 0.9, -1])
-def test_a_truncated_file_is_refused(kept: float, saved: Path) -> None:
+def test_truncated_files_are_refused(kept: float, saved: Path) -> None:
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    refused(saved, str(saved), "truncated", "safetensors file")
+    assert_refused(saved, str(saved), "truncated", "safetensors file")
 
 
-def test_bytes_that_were_flipped_in_the_header_are_refused(saved: Path) -> None:
+def test_flipped_bits_in_the_header_are_refused(saved: Path) -> None:
     whole = bytearray(saved.read_bytes())
     for position in (0, 3, 8, 20):
-        torn = bytearray(whole)
-        torn[position] ^= 0x55
-        saved.write_bytes(torn)
-        refused(saved, str(saved))
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x55
+        saved.write_bytes(damaged)
+        assert_refused(saved, str(saved))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere.ifcomp", "nowhere.ifcomp", "no such file")
+def test_missing_files_are_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "nowhere.ifcomp", "nowhere.ifcomp", "no such file")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, f"'{tmp_path}': it is a folder")
+def test_folders_are_refused_as_fits(tmp_path: Path) -> None:
+    assert_refused(tmp_path, f"'{tmp_path}': it is a folder")
 
 
-def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
+def test_foreign_safetensors_files_are_refused(tmp_path: Path) -> None:
     save_file(dict(model().state_dict()), tmp_path / "weights.safetensors")
-    refused(tmp_path / "weights.safetensors", "weights.safetensors", "not one written by ifcomp")
+    assert_refused(tmp_path / "weights.safetensors", "weights.safetensors", "not one written by ifcomp")
     save_file(dict(model().state_dict()), tmp_path / "weights.safetensors", metadata={"format": "pt"})
-    refused(tmp_path / "weights.safetensors", "not one written by ifcomp")
+    assert_refused(tmp_path / "weights.safetensors", "not one written by ifcomp")
 
 
 @pytest.mark.parametrize("write", ["pickle", "torch", "torch_legacy"])
-def test_a_pickle_is_refused_and_never_executed(write: str, tmp_path: Path) -> None:
+def test_pickles_are_refused_and_not_executed(write: str, tmp_path: Path) -> None:
     path, trace = tmp_path / "run.ifcomp", tmp_path / "executed"
     if write == "pickle":
         path.write_bytes(pickle.dumps(Trap(trace)))
     else:
         torch.save(Trap(trace), path, _use_new_zipfile_serialization=write == "torch")
-    refused(path, str(path), "safetensors file")
+    assert_refused(path, str(path), "safetensors file")
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}", "PK\x03\x04", "\x00" * 64])
-def test_any_other_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.ifcomp"
     path.write_text(text)
-    refused(path, str(path), "safetensors file")
+    assert_refused(path, str(path), "safetensors file")
 
 
 Metadata = dict[str, Any]
@@ -350,7 +334,7 @@ def rewrite(path: Path, change: Callable[[Metadata, Tensors], object]) -> None:
     save_file(tensors, path, metadata={"ifcomp": json.dumps(metadata)})
 
 
-def put(tensors: Tensors, name: str, value: float) -> None:
+def set_first(tensors: Tensors, name: str, value: float) -> None:
     tensors[name].view(-1)[0] = value
 
 
@@ -379,10 +363,10 @@ DAMAGE: list[tuple[str, Callable[[Metadata, Tensors], object], tuple[str, ...]]]
     ("damping_negative", lambda m, t: m["options"].update(damping=-1), ("damaged", "-1")),
     ("selection_unknown", lambda m, t: m["options"]["selection"].update(more=1), ("damaged", "more")),
     ("selection_wrong", lambda m, t: m["options"]["selection"].update(sua="maybe"), ("damaged", "maybe")),
-    ("moments_nan", lambda m, t: put(t, "0/second_moments", np.nan), ("'0'", "not finite")),
-    ("moments_infinite", lambda m, t: put(t, "3/second_moments", np.inf), ("'3'", "not finite")),
-    ("moments_negative", lambda m, t: put(t, "3/second_moments", -1.0), ("'3'", "negative")),
-    ("basis_nan", lambda m, t: put(t, "0/basis.inputs", np.nan), ("'0'", "not finite")),
+    ("moments_nan", lambda m, t: set_first(t, "0/second_moments", np.nan), ("'0'", "not finite")),
+    ("moments_infinite", lambda m, t: set_first(t, "3/second_moments", np.inf), ("'3'", "not finite")),
+    ("moments_negative", lambda m, t: set_first(t, "3/second_moments", -1.0), ("'3'", "negative")),
+    ("basis_nan", lambda m, t: set_first(t, "0/basis.inputs", np.nan), ("'0'", "not finite")),
     ("moments_whole", lambda m, t: t.update({"0/second_moments": torch.ones(1, 5, 5, dtype=torch.long)}), ("'0'",)),
     ("no_moments", lambda m, t: t.pop("0/second_moments"), ("damaged", "0/second_moments")),
     ("no_inputs", lambda m, t: t.pop("0/basis.inputs"), ("0",)),
@@ -394,207 +378,14 @@ DAMAGE: list[tuple[str, Callable[[Metadata, Tensors], object], tuple[str, ...]]]
 
 
 @pytest.mark.parametrize(("change", "words"), [pytest.param(*row[1:], id=row[0]) for row in DAMAGE])
-def test_damage_is_refused(change: Callable[[Metadata, Tensors], object], words: tuple[str, ...], saved: Path) -> None:
+def test_damaged_content_is_refused(
+    change: Callable[[Metadata, Tensors], object], words: tuple[str, ...], saved: Path
+) -> None:
     rewrite(saved, change)
-    refused(saved, *words)
+    assert_refused(saved, *words)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"text"', "{}"])
-def test_damaged_json_is_refused(text: str, saved: Path) -> None:
+def test_damaged_metadata_are_refused(text: str, saved: Path) -> None:
     save_file(content(saved)[1], saved, metadata={"ifcomp": text})
-    refused(saved, str(saved), "metadata is damaged", "Fit again")
-
-
-# Writing ------------------------------------------------------------------------------------------------------------
-
-
-class Interrupted(BaseException):
-    """As when someone presses Ctrl-C."""
-
-
-ABORTS: list[tuple[str, BaseException]] = [
-    ("disk_full", OSError(errno.ENOSPC, "No space left on device")),
-    ("serialisation", SafetensorError("Error while serializing: I/O error: No space left on device")),
-    ("interrupt", Interrupted()),
-]
-
-
-def aborting(error: BaseException) -> Callable[..., None]:
-    def write(tensors: Tensors, path: Path, **_: Any) -> None:
-        Path(path).write_bytes(b"half of a file")
-        raise error
-
-    return write
-
-
-@pytest.mark.parametrize("error", [pytest.param(row[1], id=row[0]) for row in ABORTS])
-def test_an_aborted_write_leaves_the_old_file(
-    error: BaseException, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ifc, before = fitted("lenet"), saved.read_bytes()
-    monkeypatch.setattr("ifcomp.io.factor_files.save_file", aborting(error))
-    with pytest.raises((type(error), StorageError)):
-        ifc.save(saved)
-    assert saved.read_bytes() == before
-    assert list(saved.parent.iterdir()) == [saved]
-
-
-@pytest.mark.parametrize("error", [pytest.param(row[1], id=row[0]) for row in ABORTS[:2]])
-def test_a_full_disk_has_its_own_error(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ifcomp.io.factor_files.save_file", aborting(error))
-    with pytest.raises(StorageError) as caught:
-        fitted("linear").save(tmp_path / "run.ifcomp")
-    assert "run.ifcomp" in str(caught.value)
-    assert "No space left" in str(caught.value)
-
-
-def test_a_reader_of_the_old_file_is_not_disturbed(saved: Path) -> None:
-    before = saved.read_bytes()
-    with saved.open("rb") as reader:
-        fitted("lenet").save(saved)
-        assert reader.read() == before
-    assert saved.read_bytes() != before
-
-
-def test_saving_replaces_an_older_file(saved: Path) -> None:
-    fitted("lenet").save(saved)
-    assert IFComp.load(saved, CASES["lenet"].make()).factors is not None
-    assert list(saved.parent.iterdir()) == [saved]
-
-
-def unwritable(tmp_path: Path) -> dict[str, Path]:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    return {"missing": tmp_path / "missing" / "run", "file": tmp_path / "file" / "run", "folder": tmp_path / "folder"}
-
-
-@pytest.mark.parametrize("kind", ["missing", "file", "folder"])
-def test_a_place_that_cannot_be_written_is_refused(kind: str, tmp_path: Path) -> None:
-    path = unwritable(tmp_path)[kind]
-    ifc = fitted("linear")
-    table = ifc.score([inputs_of("linear")])
-    for write in (ifc.save, table.to_csv, table.to_parquet):
-        with pytest.raises(StorageError) as caught:
-            write(path)
-        assert str(path) in str(caught.value)
-        assert "folder" in str(caught.value).replace(str(path), "")
-
-
-def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    ifc = fitted("linear")
-    monkeypatch.setattr("ifcomp.io.files.Path.mkdir", denied)
-    with pytest.raises(StorageError) as caught:
-        ifc.save(tmp_path / "run.ifcomp")
-    assert "Permission denied" in str(caught.value)
-    assert "writable" in str(caught.value)
-
-
-@pytest.fixture
-def umask() -> Iterator[Callable[[int], int]]:
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_permissions_follow_the_umask(mask: int, mode: int, umask: Callable[[int], int], tmp_path: Path) -> None:
-    ifc = fitted("linear")
-    table = ifc.score([inputs_of("linear")])
-    umask(mask)
-    for name, write in (("run", ifc.save), ("csv", table.to_csv), ("parquet", table.to_parquet)):
-        write(tmp_path / name)
-        assert (tmp_path / name).stat().st_mode & 0o777 == mode
-
-
-def test_a_scratch_file_is_beside_its_target(tmp_path: Path) -> None:
-    with written_atomically(tmp_path / "target") as scratch:
-        assert scratch.parent.parent == tmp_path  # on the same disk
-        assert not (tmp_path / "target").exists()
-        scratch.write_text("whole")
-    assert (tmp_path / "target").read_text() == "whole"
-
-
-# Tables -------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def table(labelled: bool = True, probes: int | None = None) -> ScoreTable:
-    inputs = inputs_of("lenet")
-    labels = torch.tensor([0, 1, 2, 3, 0])
-    data = [(inputs, labels)] if labelled else [inputs]
-    return fitted("lenet", beta=0.5).score(data, alpha=0.3, probes=probes)
-
-
-TABLES = [(True, None), (False, None), (True, 2), (False, 2)]
-
-
-@pytest.mark.parametrize(("labelled", "probes"), TABLES)
-def test_tables_come_back_from_csv(labelled: bool, probes: int | None, tmp_path: Path) -> None:
-    table(labelled, probes).to_csv(tmp_path / "scores.csv")
-    frame = table(labelled, probes).frame
-    found = pd.read_csv(tmp_path / "scores.csv", dtype=str)
-    pd.testing.assert_frame_equal(found.astype(frame.dtypes.to_dict()), frame, check_exact=True)
-
-
-@pytest.mark.parametrize(("labelled", "probes"), TABLES)
-def test_tables_come_back_from_parquet(labelled: bool, probes: int | None, tmp_path: Path) -> None:
-    one = table(labelled, probes)
-    one.to_parquet(tmp_path / "scores.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "scores.parquet"), one.frame, check_exact=True)
-    schema = pq.read_schema(tmp_path / "scores.parquet")
-    settings = json.loads(schema.metadata[b"ifcomp"])
-    assert settings == json.loads(json.dumps(dict(one.settings)))
-    assert (settings["alpha"], settings["beta"], settings["probes"]) == (0.3, 0.5, probes)
-    assert settings["training_examples"] == 7
-    assert settings["version"] == __version__
-    for field in schema:
-        assert field.metadata[b"description"].decode() == one.descriptions[field.name]
-
-
-@pytest.mark.parametrize(("labelled", "probes"), TABLES)
-def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
-    one = table(labelled, probes)
-    assert list(one.descriptions) == list(one.frame.columns)
-    assert all(one.descriptions.values())
-    exact = [] if probes else ["bounded_complexity"]
-    for name in ("expected_influence", "parametric_complexity", "surprise", *exact):
-        assert "larger = more surprising" in one.descriptions[name]
-    assert "nats" in one.descriptions["parametric_complexity"]
-    if labelled:
-        assert "nats" in one.descriptions["error"]
-        assert "larger = more suspicious" in one.descriptions["stochastic_complexity"]
-
-
-@pytest.mark.parametrize(("labelled", "probes"), TABLES)
-def test_columns_are_those_that_can_be_known(labelled: bool, probes: int | None) -> None:
-    columns = ["index", "prediction", "confidence", "expected_influence"]
-    columns += ["expected_influence_error"] if probes else []
-    columns += ["parametric_complexity", *([] if probes else ["bounded_complexity"]), "surprise"]
-    if labelled:
-        columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
-        columns += ["label_complexity"]
-        columns += [] if probes else ["influence", "regret"]
-        columns += ["stochastic_complexity"]
-    assert list(table(labelled, probes).frame.columns) == columns
-
-
-def test_a_printed_table_says_direction_and_unit() -> None:
-    text = str(table())
-    assert "5 examples" in text
-    assert "larger = more surprising" in text
-    assert "nats" in text
-    assert all(name in text for name in table().frame.columns)
-
-
-def test_a_long_table_is_printed_short() -> None:
-    frame = pd.concat([table().frame] * 40, ignore_index=True)
-    text = str(ScoreTable(frame, table().settings))
-    assert "200 examples" in text
-    assert len(text.splitlines()) < 20
-
-
-def test_a_table_knows_its_length() -> None:
-    assert len(table()) == 5
+    assert_refused(saved, str(saved), "metadata is damaged", "Fit again")

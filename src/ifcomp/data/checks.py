@@ -1,0 +1,95 @@
+"""Checks of the user's data before it reaches the model: form, order, inputs and labels."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ifcomp.data.batches import LABEL_KEY, Batch
+from ifcomp.data.loaders import is_shuffled
+from ifcomp.errors import DataError, IfcompWarning, LabelError, NonFiniteError
+
+
+def check_data(data: Any) -> None:
+    """Raise DataError if the data is a single batch, not iterable, or known to be endless."""
+    if isinstance(data, itertools.cycle) or (isinstance(data, itertools.repeat) and operator.length_hint(data, -1) < 0):
+        raise DataError(
+            f"The data never ends: it is an itertools.{type(data).__name__}. Pass the batches themselves, or "
+            "ifcomp.data.loaders.FirstExamples(data, count)."
+        )
+    if isinstance(data, Tensor | tuple | Mapping | str) or not isinstance(data, Iterable):
+        raise DataError(
+            f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
+            "Put a single batch into a list: [(x, y)]."
+        )
+
+
+def check_not_shuffled(data: Any) -> None:
+    """Raise DataError if a checkpoint is requested for a DataLoader that shuffles."""
+    if is_shuffled(data):
+        raise DataError(
+            "A checkpoint needs the data in the same order on every pass, but the DataLoader shuffles. Create it with "
+            "shuffle=False."
+        )
+
+
+def warn_if_shuffled(data: Any) -> None:
+    """Warn if the rows of a score table would be in random order."""
+    if is_shuffled(data):
+        warnings.warn(
+            "The DataLoader shuffles, so row i of the table is not example i of the data set. Score a DataLoader with "
+            "shuffle=False.",
+            IfcompWarning,
+            stacklevel=4,
+        )
+
+
+def check_inputs(batch: Batch) -> None:
+    """Raise NonFiniteError if an input has a NaN or infinite value."""
+    for index, value in enumerate(batch.tensors()):
+        if value.is_floating_point() and not _all_finite(value):
+            mask = (~value.isfinite()).reshape(len(value), -1).any(1) if value.dim() else ~value.isfinite().reshape(1)
+            raise NonFiniteError(
+                f"{batch.name}: input tensor {index} has a NaN or infinite value, first in "
+                f"{batch.describe_example(mask)} of the batch. Clean the data, or leave the example out."
+            )
+
+
+def _all_finite(value: Tensor) -> bool:
+    """Whether all elements are finite. A finite sum proves it in a tenth of the time; sums can overflow."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+def check_labels(batch: Batch, num_classes: int) -> Tensor:
+    """Return the labels [B] as int64.
+
+    Raises:
+        LabelError: If labels are missing, not integers of shape [B], or outside 0 ... ``num_classes`` - 1.
+    """
+    labels, name = batch.labels, batch.name
+    if labels is None:
+        raise LabelError(
+            f"{name}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
+        )
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool or labels.dim() != 1:
+        raise LabelError(
+            f"{name}: labels must be integers of shape [{batch.size}], but are {labels.dtype} of shape "
+            f"{list(labels.shape)}. For one-hot labels use labels.argmax(1)."
+        )
+    if len(labels) != batch.size:
+        raise LabelError(f"{name}: {len(labels)} labels for {batch.size} examples. Give each example one label.")
+    labels = labels.long()
+    invalid = (labels < 0) | (labels >= num_classes)
+    if invalid.any():
+        raise LabelError(
+            f"{name}: label {int(labels[invalid][0])} at {batch.describe_example(invalid)} of the batch is outside "
+            f"0 ... {num_classes - 1}, the range of this model with {num_classes} logits. Number the classes from 0, "
+            "and leave out examples without a label, such as those marked -1 or -100."
+        )
+    return labels
