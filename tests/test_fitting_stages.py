@@ -15,7 +15,7 @@ from ifcomp.curvature.factors import FitSettings
 from ifcomp.data.batches import as_batch
 from ifcomp.errors import CheckpointError, LabelError
 from ifcomp.fitting import FitPasses
-from ifcomp.io.checkpoints import Work
+from ifcomp.io.resumable import ResumableWork
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.registry import Selection
@@ -26,36 +26,36 @@ HALVES = list(as_batch(X).split(3))
 SETTINGS = [FitSettings(fisher="exact"), FitSettings(beta=0.5, fisher="exact")]
 
 
-class MemoryWork(Work):
-    """Work that continues from given tensors and remembers what a stage hands over.
+class MemoryWork(ResumableWork):
+    """Work that resumes from given tensors and keeps what a stage would save.
 
     Attributes:
         saved: Tensors of an earlier run.
         stage: Name of the stage.
-        tensors: Returns the tensors to save.
-        common: Tensors that do not change in the stage.
-        ticks: Number of times that the state was complete.
+        local: Returns the accumulators.
+        shared: Tensors that are constant during the stage.
+        saves: Number of times that the state was consistent.
     """
 
-    def __init__(self, saved: Mapping[str, Tensor] | None = None, *, done: bool = False) -> None:
-        self.saved, self._done, self.ticks = saved or {}, done, 0
+    def __init__(self, saved: Mapping[str, Tensor] | None = None, *, complete: bool = False) -> None:
+        self.saved, self._complete, self.saves = saved or {}, complete, 0
 
-    def enter(
-        self, stage: str, own: Callable[[], Mapping[str, Tensor]], common: Mapping[str, Tensor] | None = None
+    def begin_stage(
+        self, stage: str, local: Callable[[], Mapping[str, Tensor]], shared: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        self.stage, self.tensors, self.common = stage, own, common or {}
+        self.stage, self.local, self.shared = stage, local, shared or {}
         return self.saved
 
-    def is_done(self, stage: str) -> bool:
+    def is_complete(self, stage: str) -> bool:
         assert stage == self.stage
-        return self._done
+        return self._complete
 
-    def tick(self) -> None:
-        self.ticks += 1
+    def save_if_due(self) -> None:
+        self.saves += 1
 
     def copy(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint would contain now."""
-        return {name: value.clone() for name, value in self.tensors().items()}
+        """The accumulators that a checkpoint would contain now."""
+        return {name: value.clone() for name, value in self.local().items()}
 
 
 @pytest.fixture
@@ -77,20 +77,20 @@ def test_the_first_pass_continues_from_its_sums(recorder: Recorder) -> None:
     expected, _ = FitPasses(recorder, SETTINGS).covariances(HALVES)
     FitPasses(recorder, SETTINGS, work=first).covariances(HALVES[:1])
     assert first.stage == "covariances"
-    assert first.tensors().keys() == {"examples/0", *expected.tensors}
-    assert int(first.tensors()["examples/0"]) == 3
+    assert first.local().keys() == {"examples/0", *expected.tensors}
+    assert int(first.local()["examples/0"]) == 3
     rest = MemoryWork(first.copy())
     sums, count = FitPasses(recorder, SETTINGS, work=rest).covariances(HALVES[1:])
     assert count == 6
     for name, total in expected.tensors.items():
         assert_same(sums.tensors[name], total)
-        assert torch.equal(rest.tensors()[name], sums.tensors[name])
+        assert torch.equal(rest.local()[name], sums.tensors[name])
 
 
 def test_a_complete_first_pass_is_not_repeated(recorder: Recorder) -> None:
     first = MemoryWork()
     expected, _ = FitPasses(recorder, SETTINGS, work=first).covariances(HALVES)
-    again = FitPasses(recorder, SETTINGS, work=MemoryWork(first.copy(), done=True))
+    again = FitPasses(recorder, SETTINGS, work=MemoryWork(first.copy(), complete=True))
     sums, count = again.covariances([])
     assert count == 6
     for name, total in expected.tensors.items():
@@ -109,13 +109,13 @@ def test_eigenvectors_are_saved_one_by_one(recorder: Recorder) -> None:
     work = MemoryWork()
     bases = FitPasses(recorder, SETTINGS, work=work).eigenbases(COVARIANCES, 9)
     assert work.stage == "eigenvectors"
-    assert work.common.keys() == {"examples/0", *COVARIANCES.tensors}
-    assert int(work.common["examples/0"]) == 9
-    assert work.common["outputs/1/a"] is COVARIANCES.outputs[1]["a"]
-    assert work.ticks == 5  # one shared input covariance, and two output covariances of two fits
-    assert work.tensors().keys() == {f"basis/{name}" for name in COVARIANCES.tensors}
+    assert work.shared.keys() == {"examples/0", *COVARIANCES.tensors}
+    assert int(work.shared["examples/0"]) == 9
+    assert work.shared["outputs/1/a"] is COVARIANCES.outputs[1]["a"]
+    assert work.saves == 5  # one shared input covariance, and two output covariances of two fits
+    assert work.local().keys() == {f"basis/{name}" for name in COVARIANCES.tensors}
     for name, vectors in basis_tensors(bases).items():
-        assert work.tensors()[f"basis/{name}"] is vectors
+        assert work.local()[f"basis/{name}"] is vectors
 
 
 def test_saved_eigenvectors_are_used(recorder: Recorder) -> None:
@@ -123,8 +123,8 @@ def test_saved_eigenvectors_are_used(recorder: Recorder) -> None:
     work = MemoryWork({"basis/outputs/0/a": saved})
     bases = FitPasses(recorder, SETTINGS, work=work).eigenbases(COVARIANCES, 9)
     assert torch.equal(bases[0]["a"].outputs, saved)
-    assert torch.equal(work.tensors()["basis/outputs/0/a"], saved)
-    assert work.ticks == 4
+    assert torch.equal(work.local()["basis/outputs/0/a"], saved)
+    assert work.saves == 4
     wrong = MemoryWork({"basis/outputs/0/a": torch.eye(2).unsqueeze(0)})
     with pytest.raises(CheckpointError, match="'basis/outputs/0/a' has another shape"):
         FitPasses(recorder, SETTINGS, work=wrong).eigenbases(COVARIANCES, 9)
@@ -138,11 +138,11 @@ def test_the_second_pass_continues_from_its_sums(recorder: Recorder, bases: list
     expected = FitPasses(recorder, SETTINGS).second_moments(HALVES, bases)
     FitPasses(recorder, SETTINGS, work=first).second_moments(HALVES[:1], bases, 6)
     assert first.stage == "second moments"
-    assert first.common.keys() == {"examples/0", *(f"basis/{name}" for name in basis_tensors(bases))}
-    assert int(first.common["examples/0"]) == 6
+    assert first.shared.keys() == {"examples/0", *(f"basis/{name}" for name in basis_tensors(bases))}
+    assert int(first.shared["examples/0"]) == 6
     moments = {f"moments/{number}/{block.name}" for number in range(2) for block in recorder.blocks}
-    assert first.tensors().keys() == {"examples/1", *moments}
-    assert int(first.tensors()["examples/1"]) == 3
+    assert first.local().keys() == {"examples/1", *moments}
+    assert int(first.local()["examples/1"]) == 3
     saved = first.copy()
     for name in moments:
         saved[name] *= 3  # at the end the sums are divided by the number of examples
@@ -169,7 +169,7 @@ def test_sums_are_added_over_processes(
     """Two processes with the same data have twice the sums and the same means."""
     passes = FitPasses(recorder, SETTINGS)
     (alone, _), expected = passes.covariances(HALVES), passes.second_moments(HALVES, bases)
-    monkeypatch.setattr("ifcomp.fitting.add_up", lambda tensors: [tensor.mul_(2) for tensor in tensors])
+    monkeypatch.setattr("ifcomp.fitting.all_reduce_sum", lambda tensors: [tensor.mul_(2) for tensor in tensors])
     sums, count = passes.covariances(HALVES)
     assert count == 12
     for name, total in alone.tensors.items():
