@@ -32,11 +32,13 @@ from oracles import (
     Convolution,
     Inputs,
     OracleBlock,
+    SeparateBag,
     covariances,
     embedding_covariance,
     expected_second_moments,
     rotation_matrix,
     separate_attention,
+    separate_bags,
 )
 
 KRONECKER_CASES = [case for case in CASES.values() if case not in NORM_CASES]
@@ -72,7 +74,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def module_name(block: OracleBlock) -> str:
-    """The module of a Kronecker block in the model whose attention has separate projections."""
+    """The module of a Kronecker block in the model with separate projections of attention."""
     owner = block.parameters[0].rpartition(".")[0]
     if block.rows is not None:
         return f"{owner}.{'qkv'[block.rows.start // (block.rows.stop - block.rows.start)]}"
@@ -92,7 +94,8 @@ def oracle_covariance(
 
     If only the bias is trained, the input is the appended 1.
     """
-    model, name = separate_attention(model), module_name(block)
+    model, name = separate_bags(separate_attention(model)), module_name(block)
+    name = f"{name}.table" if isinstance(model.get_submodule(name), SeparateBag) else name
     module = model.get_submodule(name)
     options = {"beta": beta, "label_weights": label_weights}
     if isinstance(module, nn.Embedding):
