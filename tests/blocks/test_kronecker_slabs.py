@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from ifcomp.blocks.block import Basis
+from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, Patches
 from ifcomp.blocks.kronecker_plan import KroneckerPlan
 from ifcomp.blocks.kronecker_slabs import gradient_slabs, slices
@@ -51,6 +52,20 @@ def test_slabs_are_all_rotated_gradients(
         assert slab.shape[-1] <= columns
         part.copy_(slab)
     assert_close(gradients, expected)
+
+
+def test_gradients_larger_than_a_slab_are_complete() -> None:
+    """One example with 600 cotangents takes several slabs of columns."""
+    generator = torch.Generator().manual_seed(0)
+    features, output_grads = (torch.randn(*shape, generator=generator) for shape in ((2, 1, 64, 2), (2, 600, 1, 64, 2)))
+    identity = torch.eye(64).unsqueeze(0)
+    block = KroneckerBlock("x", "linear", ("weight",), 64 * 64, KroneckerShape(1, 64, 64, offsets=1, has_bias=False))
+    calls = [Patches(features.unsqueeze(1), lambda channels: channels)]
+    inputs = KroneckerInputs(calls, block.shape, 2, 2, torch.float32, torch.device("cpu"))
+    plan = block.plan(inputs, 600)
+    assert (plan.examples, plan.columns < 64) == (1, True)
+    gradients = block.gradients(inputs, output_grads, Basis(identity, identity))
+    assert_close(gradients, block.gradients(inputs, output_grads))
 
 
 def test_slices_cover_a_range() -> None:
