@@ -9,7 +9,6 @@ import torch
 
 from docs.tools.capture import EXAMPLES, OUTPUTS, PROCESSES, ROOT, run_example
 
-pytestmark = pytest.mark.examples
 
 
 def without_numbers(text: str) -> list[str]:

@@ -85,7 +85,7 @@ def test_repeated_command_resumes(run: Project, name: str, how: signal.Signals) 
         assert (running.returncode, stdout) == (130, "")
         partial_file = f"{outputs[0]}.partial"
         assert stderr.splitlines()[-1] == (
-            "Stopped. Files are either complete or unchanged. What is done so far is in "
+            "Stopped. Files are either complete or unchanged. The work so far is saved in "
             f"'{partial_file}'. Repeat the same command or call to resume it."
         )
         assert "Traceback" not in stderr
