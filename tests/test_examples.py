@@ -10,7 +10,6 @@ import torch
 from docs.tools.capture import EXAMPLES, OUTPUTS, PROCESSES, ROOT, run_example
 
 
-
 def without_numbers(text: str) -> list[str]:
     """The words of a text: runs of digits, with the signs and brackets around them, are one kind of word."""
     return re.sub(r"[-+\d.,\[\]()%]*\d[-+\d.,e\[\]()%]*", "0", text).split()
