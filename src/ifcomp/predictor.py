@@ -355,8 +355,8 @@ class IFComp:
         """Find the training examples that most support and most contradict given labels.
 
         The effect of training example i on (x, y) is ``g_y^T (G + damping)^-1 g_i / n``: the first-order increase of
-        the codelength of y in nats if the model had been trained without i. Positive effects support the label, negative
-        effects contradict it. The cost is one pass over the training data; memory does not grow with its size.
+        the codelength of y in nats if the model had been trained without i. Positive effects support the label,
+        negative effects contradict it. The cost is one pass over the training data; memory does not grow with its size.
 
         Args:
             x: Inputs of the examples to explain.
