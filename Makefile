@@ -7,7 +7,7 @@ STAMP := $(VENV)/.requirements-installed
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt pyproject.toml hatch_build.py $(wildcard src/ifcomp/compiled/*.[ch])
+$(STAMP): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .

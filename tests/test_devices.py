@@ -141,7 +141,7 @@ def test_factors_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_stays_is_not_examined_anew() -> None:
-    """Written to, but with what was there: as by loading the same weights, and by instance norm on torch 2.4."""
+    """Weights are written, but their values do not change, as if the same weights are loaded."""
     case = CASES["lenet"]
     model, inputs = case.make(), case.sample(5)
     ifc = IFComp(model).fit([inputs])

@@ -489,7 +489,7 @@ class IFComp:
         if checksums != self._checksums:
             check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                self._checksums = checksums  # written to, but with what was there, as instance norm does on torch 2.4
+                self._checksums = checksums  # written to with the same values
                 return self.factors
             self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
         return self.factors
