@@ -8,7 +8,7 @@ To add a layer kind, add a `Case` to `LAYER_CASES`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from oracles import Inputs, OracleBlock
 
@@ -101,6 +102,29 @@ def frozen(build: Callable[[], nn.Module], *names: str) -> Callable[[], nn.Modul
         return model
 
     return make
+
+
+def bag_model(mode: str, padding: int | None) -> nn.Module:
+    """Bags of tokens reduced by sum, mean or maximum."""
+    return nn.Sequential(nn.EmbeddingBag(4, 3, mode=mode, padding_idx=padding), nn.Tanh(), nn.Linear(3, 3))
+
+
+class WeightedBag(nn.Module):
+    """A bag of tokens with a weight per token."""
+
+    def __init__(self) -> None:
+        """A table and a head."""
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(4, 3, mode="sum"), nn.Linear(3, 3)
+
+    def forward(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(torch.tanh(self.bag(tokens, per_sample_weights=weights)))
+
+
+def conv1d_model() -> nn.Module:
+    """The linear layer of GPT-2 on tokens, once with one output per input."""
+    return nn.Sequential(Conv1D(5, 4), nn.Tanh(), Conv1D(5, 5), mean(1), nn.Linear(5, 3))
 
 
 # Making batches ----------------------------------------------------------------------------------------------------
@@ -444,6 +468,13 @@ LINEAR_CASES = [
     layer_case("linear_no_bias", lambda: nn.Linear(4, 5, bias=False), (4,), 5, weight("0", bias=False)),
     layer_case("linear_tokens", lambda: nn.Linear(4, 5), (6, 4), 5, weight("0"), pool=(1,)),
     layer_case("linear_grid", lambda: nn.Linear(4, 5), (2, 3, 4), 5, weight("0"), pool=(1, 2)),
+    Case(
+        "transformers_conv1d",
+        seeded(conv1d_model),
+        normal(6, 4),
+        3,
+        (*(replace(weight(name), transposed=True) for name in ("0", "2")), weight("4")),
+    ),
     Case("linear_sequence_first", seeded(SequenceFirst), normal(6, 4), 3, (weight("fc"), weight("head"))),
     Case(
         "linear_folded",
@@ -547,6 +578,24 @@ EMBEDDING_CASES = [
             () if leading else ("position.weight",),
         )
         for name, leading in (("embedding_positions_leading", True), ("embedding_positions_flat", False))
+    ),
+    *(
+        Case(
+            f"embedding_bag_{mode}{'_padding' if padded is not None else ''}",
+            seeded(partial(bag_model, mode, padded)),
+            tokens(6, 4),
+            3,
+            (table("0"), weight("2")),
+        )
+        for mode in ("sum", "mean", "max")
+        for padded in (None, 1)
+    ),
+    Case(
+        "embedding_bag_weights",
+        seeded(WeightedBag),
+        fields(tokens=tokens(6, 4), weights=normal(6)),
+        3,
+        (table("bag"), weight("head")),
     ),
 ]
 
@@ -671,8 +720,8 @@ USE_CASES = [
         seeded(weight_normalised),
         normal(4),
         3,
-        (weight("2"),),
-        ("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
+        (OracleBlock("kronecker", ("0.bias",)), weight("2")),
+        ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
     ),
     Case(
         "lstm",
@@ -736,5 +785,25 @@ _REPRESENTATIVE = (
     "bert",
 )
 
+#: All cases by name.
+CASES = {case.name: case for case in [*LAYER_CASES, *MODEL_CASES]}
+
 #: One case for each block kind, kernel, layout and way of use.
-REPRESENTATIVE_CASES = [case for case in [*LAYER_CASES, *MODEL_CASES] if case.name in _REPRESENTATIVE]
+REPRESENTATIVE_CASES = [case for case in CASES.values() if case.name in _REPRESENTATIVE]
+
+#: One case for each block kind.
+FEW_CASES = [
+    CASES[name]
+    for name in ("linear", "linear_tokens", "conv2d_groups", "batchnorm2d", "embedding_padding", "attention", "tied")
+]
+
+#: One case for each place of the batch axis, each block kind and each way of use.
+BATCH_CASES = [
+    CASES[name]
+    for name in (
+        *("linear_tokens", "linear_sequence_first", "linear_folded", "conv2d_groups", "conv2d_folded", "batchnorm2d"),
+        *("layernorm_two_axes", "embedding_padding", "embedding_positions_leading", "embedding_positions_flat"),
+        *("attention", "attention_causal_padding", "linear_twice", "tied", "lstm", "lenet", "vision_transformer"),
+        "bert",
+    )
+]
