@@ -56,7 +56,7 @@ def commands(project: Project) -> dict[str, tuple[list[str], list[str]]]:
     fit = ["fit", project.model, "gated:Gated", "--weights", "net.safetensors"]
     return {
         "fit": (fit, ["run.ifcomp", "run.ifcomp.json"]),
-        "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.parquet"]),
+        "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.csv"]),
         "audit": (["audit", "run.ifcomp", "gated:Gated"], ["audit.csv"]),
     }
 
