@@ -2,8 +2,8 @@
 
 The mean expected influence of a layer over the training data is ``f(delta) = sum Lambda / (Lambda + delta)``, its
 number of effective parameters. If all curvature is far below the damping, f is proportional to ``1 / delta``: ten times
-the damping divides it by ten, and the layer's part of every score is a matter of choice. If the curvature dominates, ten
-times the damping changes little.
+the damping divides it by ten, and the layer's part of every score is a matter of choice. If the curvature
+dominates, ten times the damping changes little.
 """
 
 from __future__ import annotations
