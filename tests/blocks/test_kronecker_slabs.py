@@ -7,9 +7,9 @@ from torch.testing import assert_close
 
 from ifcomp.blocks.block import Basis
 from ifcomp.blocks.kronecker import KroneckerBlock
+from ifcomp.blocks.kronecker_forms import gradient_slabs, slices
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, Patches
 from ifcomp.blocks.kronecker_plan import KroneckerPlan
-from ifcomp.blocks.kronecker_slabs import gradient_slabs, slices
 
 BATCH, COTANGENTS, OUTPUTS, INPUTS, POSITIONS = 5, 3, 4, 6, 7
 

@@ -77,8 +77,8 @@ def test_health_by_hand() -> None:
     assert lines[0] == "healthy: 1 of 4 layers at 1.0"
     assert [line.partition(":")[0] for line in lines[1:4]] == ["  b (faint)", "  c (damping)", "  d (dead)"]
     assert lines[4] == "suggested damping: Relative(multiple=0.1)"
-    assert a.words == "fine"
-    assert "divides its expected influence by 8.8" in c.words
+    assert a.description == "fine"
+    assert "divides its expected influence by 8.8" in c.description
 
 
 def test_the_damping_stays_if_no_layer_can_be_judged() -> None:

@@ -146,7 +146,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no_settings": lambda path: rewrite(path, lambda content, _: content.pop("settings")),
     "settings_list": lambda path: rewrite(path, lambda content, _: content.update(settings=[])),
     "negative_position": lambda path: rewrite(path, lambda content, _: content.update(position=-1)),
-    "shape": lambda path: rewrite(path, lambda _, tensors: tensors.update({"shared/basis/inputs/head": torch.ones(1, 1, 1)})),
+    "shape": lambda path: rewrite(
+        path, lambda _, tensors: tensors.update({"shared/basis/inputs/head": torch.ones(1, 1, 1)})
+    ),
     "sums": lambda path: rewrite(path, lambda _, tensors: tensors.update({"local/moments/0/head": torch.ones(1)})),
 }
 

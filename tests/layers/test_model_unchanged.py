@@ -81,7 +81,7 @@ def used_model(name: str) -> Limited:
     leaf.register_forward_hook(lambda *_: None)
     leaf.register_forward_pre_hook(lambda *_: None)
     leaf.register_full_backward_hook(lambda *_: None)
-    leaf._register_state_dict_hook(lambda *_: None)  # public under another name since torch 2.5
+    leaf.register_state_dict_post_hook(lambda *_: None)
     return model
 
 

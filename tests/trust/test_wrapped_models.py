@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.testing import assert_close
 
@@ -113,10 +113,6 @@ def test_a_wrapped_model_still_runs() -> None:
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # before torch 2.6
-        from torch.distributed._composable.fsdp import fully_shard
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     return model
 
