@@ -3,11 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test test-lowest coverage faults fuzz mutants lint docs bench clean
+.PHONY: setup demo test test-second-tier test-all test-lowest coverage faults fuzz mutants lint docs bench clean
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt pyproject.toml hatch_build.py $(wildcard src/ifcomp/compiled/*.[ch])
+$(STAMP): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
@@ -16,8 +16,13 @@ $(STAMP): requirements.txt pyproject.toml hatch_build.py $(wildcard src/ifcomp/c
 demo: setup
 	$(BIN)/ifcomp demo
 
-test: setup
-	$(BIN)/python -m pytest -n 2
+test: setup  # everything that guards correctness
+	$(BIN)/python -m pytest -n 2 -m "not second_tier"
+
+test-second-tier: setup  # browser, faults, hostile files, experiments, examples, benchmarks
+	$(BIN)/python -m pytest -n 2 -m second_tier
+
+test-all: test test-second-tier
 
 test-lowest:  # the lowest version of every dependency, in an environment of its own
 	test -x $(VENV)-lowest/bin/python || $(PYTHON) -m venv $(VENV)-lowest
@@ -38,6 +43,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/prose.py
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

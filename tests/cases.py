@@ -720,8 +720,8 @@ USE_CASES = [
         seeded(weight_normalised),
         normal(4),
         3,
-        (weight("2"),),
-        ("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
+        (OracleBlock("kronecker", ("0.bias",)), weight("2")),
+        ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
     ),
     Case(
         "lstm",
@@ -785,5 +785,25 @@ _REPRESENTATIVE = (
     "bert",
 )
 
+#: All cases by name.
+CASES = {case.name: case for case in [*LAYER_CASES, *MODEL_CASES]}
+
 #: One case for each block kind, kernel, layout and way of use.
-REPRESENTATIVE_CASES = [case for case in [*LAYER_CASES, *MODEL_CASES] if case.name in _REPRESENTATIVE]
+REPRESENTATIVE_CASES = [case for case in CASES.values() if case.name in _REPRESENTATIVE]
+
+#: One case for each block kind.
+FEW_CASES = [
+    CASES[name]
+    for name in ("linear", "linear_tokens", "conv2d_groups", "batchnorm2d", "embedding_padding", "attention", "tied")
+]
+
+#: One case for each place of the batch axis, each block kind and each way of use.
+BATCH_CASES = [
+    CASES[name]
+    for name in (
+        *("linear_tokens", "linear_sequence_first", "linear_folded", "conv2d_groups", "conv2d_folded", "batchnorm2d"),
+        *("layernorm_two_axes", "embedding_padding", "embedding_positions_leading", "embedding_positions_flat"),
+        *("attention", "attention_causal_padding", "linear_twice", "tied", "lstm", "lenet", "vision_transformer"),
+        "bert",
+    )
+]

@@ -1,4 +1,4 @@
-"""The library's factors put into the dense oracle: what every test of influence compares with."""
+"""Influence and second moments from the dense oracle with the library's factors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cases import Batch, Case
 from ifcomp import IFComp
 from ifcomp.blocks.block import Block
 from ifcomp.blocks.kronecker import KroneckerBlock
+from ifcomp.layers.recorder import Recorder
 from oracles import (
     Inputs,
     OracleBlock,
@@ -47,19 +48,24 @@ def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def oracle_blocks(case: Case) -> list[OracleBlock]:
-    """What the case says its blocks are, each other parameter a diagonal one."""
+    """Blocks of the case; each of its other parameters is a diagonal block."""
     return [*case.blocks, *(OracleBlock("diagonal", (name,)) for name in case.other)]
 
 
 def library_block(ifc: IFComp, block: OracleBlock) -> Block:
     """The library's block of the same parameters (and rows)."""
     assert ifc._recorder is not None
+    return recorded_block(ifc._recorder, block)
+
+
+def recorded_block(recorder: Recorder, block: OracleBlock) -> Block:
+    """The recorder's block of the same parameters (and rows)."""
     first = block.rows.start if block.rows is not None else 0
-    inventory = ifc._recorder.inventory
-    found = [layer.block for layer in inventory.layers if getattr(layer, "first_row", 0) == first]
-    found = [candidate for candidate in (*found, *inventory.others) if candidate.parameters == block.parameters]
-    assert len(found) == 1, f"{block} is not a block of the library"
-    return found[0]
+    inventory = recorder.inventory
+    candidates = [layer.block for layer in inventory.layers if getattr(layer, "first_row", 0) == first]
+    matches = [match for match in (*candidates, *inventory.others) if match.parameters == block.parameters]
+    assert len(matches) == 1, f"{block} is not a block of the library"
+    return matches[0]
 
 
 def basis_arguments(ifc: IFComp, block: Block) -> dict[str, object]:
@@ -104,19 +110,15 @@ def oracle_kernel(ifc: IFComp, model: nn.Module, blocks: list[OracleBlock], inpu
     return torch.stack(kernels).sum(0)
 
 
-def oracle_moments(
-    ifc: IFComp, model: nn.Module, block: OracleBlock, inputs: Inputs, label_weights: Tensor | None = None
-) -> Tensor:
-    """Second moments of a block in the library's basis, for the exact Fisher or given label weights [B, K]."""
-    probability = label_probabilities(example_logits(model, inputs), ifc.beta)
-    gradients = label_gradients(block_jacobian(example_jacobians(model, inputs), block), probability)
-    weights = probability if label_weights is None else label_weights
-    return expected_second_moments(gradients, weights, **basis_arguments(ifc, library_block(ifc, block)))
-
-
 @dataclass(frozen=True)
 class Dense:
-    """What the oracle knows of some examples of a case: logits [B, K], and the Jacobian [B, K, ...] by parameter."""
+    """Logits and Jacobians of examples from the oracle.
+
+    Attributes:
+        inputs: The examples.
+        logits: [B, K].
+        jacobians: [B, K, ...] by parameter.
+    """
 
     inputs: Inputs
     logits: Tensor
@@ -132,7 +134,7 @@ class Dense:
 
 
 def dense(case: Case, size: int = 7, seed: int = 1) -> Dense:
-    """The examples that `fitted` fits on, computed once for all tests."""
+    """Oracle results for the examples that `fitted` fits on; computed once for all tests."""
     return _dense(case.make, case.batch, size, seed)
 
 
@@ -156,23 +158,11 @@ def dense_moments(
     return moments
 
 
-def assert_exact(ifc: IFComp, case: Case) -> None:
-    """The second moments and the influence of a model that is `fitted`, in float64, are those of the oracles."""
-    data = as_type(case.sample(7, seed=1), torch.float64)
-    for block in oracle_blocks(case):
-        found = ifc.factors.blocks[library_block(ifc, block).name].second_moments
-        expected = oracle_moments(ifc, ifc.model, block, data).view_as(found)
-        assert_close(found, expected, rtol=1e-8, atol=1e-12 * float(expected.max()))
-    inputs = as_type(case.sample(5), torch.float64)
-    expected = oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3)
-    assert_close(ifc.influence(inputs), expected, rtol=1e-9, atol=0)
-
-
 def assert_same(actual: Tensor, expected: Tensor, rtol: float = 1e-9, floor: float = 1e-13) -> None:
-    """Equal, where ``floor`` times the largest entry is what rounding leaves of an entry that cancels."""
+    """Assert equality; ``floor`` is the absolute tolerance relative to the largest entry, for entries that cancel."""
     assert_close(actual, expected, rtol=rtol, atol=floor * float(expected.abs().max()))
 
 
 def labelled(inputs: Inputs, labels: Tensor) -> dict[str, Tensor] | tuple[Tensor, Tensor]:
-    """A batch with labels, as the library takes it."""
+    """A labelled batch in the form that the library accepts."""
     return {**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 Inputs = Tensor | dict[str, Tensor]
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -367,8 +368,8 @@ def canonical_use(use: ModuleUse, module: nn.Module) -> tuple[Tensor, Tensor]:
 
     Args:
         use: From `module_uses`.
-        module: The Linear (any leading axes), convolution or Embedding that was called. The inputs of an Embedding are
-            one-hot, and zero where the index is its ``padding_idx``, which gets no gradient.
+        module: The Linear or Conv1D (any leading axes), convolution or Embedding that was called. The inputs of an
+            Embedding are one-hot, and zero where the index is its ``padding_idx``, which gets no gradient.
 
     Returns:
         ``a [B, Gr, T, J]`` without a bias column and ``db [B, K, Gr, T, O]``.
@@ -382,8 +383,12 @@ def canonical_use(use: ModuleUse, module: nn.Module) -> tuple[Tensor, Tensor]:
         if module.padding_idx is not None:
             a[..., module.padding_idx] = 0.0
         return a, db.reshape(*db.shape[:2], 1, -1, module.embedding_dim)
+    if isinstance(module, Conv1D):
+        in_features, out_features = module.weight.shape
+        a = use.inputs.reshape(len(use.inputs), 1, -1, in_features)
+        return a, db.reshape(*db.shape[:2], 1, -1, out_features)
     if not isinstance(module, Convolution):
-        raise TypeError(f"{type(module).__name__} given; Linear, Conv1d, Conv2d, Conv3d and Embedding are known")
+        raise TypeError(f"{type(module).__name__} given; Linear, Conv1D, Conv1d, Conv2d, Conv3d, Embedding are known")
     a = torch.stack([patches(image, module) for image in use.inputs])  # [B, N, Gr, T, J]
     split = db.reshape(*db.shape[:3], module.groups, module.out_channels // module.groups, -1)  # [B, K, N, Gr, O, T]
     return a.transpose(1, 2).flatten(2, 3), split.permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
@@ -541,6 +546,46 @@ def separate_attention(model: nn.Module) -> nn.Module:
     for name, module in packed:
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, SeparateAttention(module))
+    return model
+
+
+# Bags as embeddings ------------------------------------------------------------------------------------------------
+
+
+class SeparateBag(nn.Module):
+    """A bag of tokens as an Embedding, ``table``, and a reduction of one example at a time.
+
+    Tokens with the same largest value share the gradient of a maximum equally.
+    """
+
+    def __init__(self, bag: nn.EmbeddingBag) -> None:
+        """Copies the table of ``bag``."""
+        super().__init__()
+        self.mode, self.padding = bag.mode, bag.padding_idx
+        self.table = nn.Embedding(bag.num_embeddings, bag.embedding_dim, padding_idx=bag.padding_idx)
+        self.table.weight = nn.Parameter(bag.weight.detach().clone())
+
+    def forward(self, tokens: Tensor, offsets: None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Reduced embeddings [B, D] of tokens [B, T]."""
+        vectors = self.table(tokens)
+        if per_sample_weights is not None:
+            vectors = vectors * per_sample_weights.unsqueeze(-1)
+        return torch.stack([self._reduced(rows, kept) for rows, kept in zip(vectors, tokens, strict=True)])
+
+    def _reduced(self, vectors: Tensor, tokens: Tensor) -> Tensor:
+        kept = vectors if self.padding is None else vectors[tokens != self.padding]
+        if not len(kept):
+            return vectors.sum(0) * 0.0
+        return {"sum": kept.sum(0), "mean": kept.mean(0), "max": kept.amax(0)}[self.mode]
+
+
+def separate_bags(model: nn.Module) -> nn.Module:
+    """A copy of the model with a `SeparateBag` in the place of each `nn.EmbeddingBag`."""
+    model = copy.deepcopy(model)
+    bags = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.EmbeddingBag)]
+    for name, module in bags:
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, SeparateBag(module))
     return model
 
 

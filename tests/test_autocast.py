@@ -1,4 +1,4 @@
-"""``torch.autocast`` around a call is for the model's forward pass; what is stored and computed from it is not cast."""
+"""``torch.autocast`` around a call applies to the forward pass; factors and results are not cast."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:In C
 
 @pytest.fixture(autouse=True)
 def plain_kernels() -> Iterator[None]:
-    """Not those of oneDNN, which believe a CPU that it has matrix tiles, though a container may forbid them."""
+    """Disable oneDNN. It uses matrix units (AMX) if the CPU reports them, which some virtual machines forbid."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
 class Net(nn.Module):
-    """Convolution, norms, attention, an embedding's cousin without a rule, and a head."""
+    """Convolution, norms, attention, a positional parameter without a rule, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.norm(self.patch(x)).flatten(2).transpose(1, 2) + self.position
-        found: Tensor = self.head(self.after(tokens + self.attention(tokens, tokens, tokens)[0]).mean(1))
-        return found
+        logits: Tensor = self.head(self.after(tokens + self.attention(tokens, tokens, tokens)[0]).mean(1))
+        return logits
 
 
 def trained(make: type[nn.Module]) -> nn.Module:
@@ -55,12 +55,12 @@ def images(count: int) -> Tensor:
 
 
 def both(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Influence without and with autocast, of fits with the same labels."""
+    """Influence without and with autocast, from fits with the same labels."""
     data, inputs = [(images(64), torch.arange(64) % 10)], images(20)
     plain = IFComp(model, fisher="empirical", damping=Relative(1.0)).fit(data).influence(inputs)
     with torch.autocast("cpu", dtype):
         with torch.no_grad():
-            model(inputs)  # autocast now keeps copies of weights without a graph
+            model(inputs)  # autocast now caches copies of weights without a graph
         ifc = IFComp(model, fisher="empirical", damping=Relative(1.0)).fit(data)
         cast = ifc.influence(inputs)
     assert all(block.dtypes == {torch.float32} for block in ifc.factors.blocks.values())
@@ -68,46 +68,47 @@ def both(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return plain, cast
 
 
+#: Largest median and 95 % quantile of relative errors.
 TOLERANCES = {torch.bfloat16: (0.02, 0.15), torch.float16: (0.002, 0.01)}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("make", [LeNet, Net])
-def test_influence_is_that_of_full_precision_up_to_rounding(make: type[nn.Module], dtype: torch.dtype) -> None:
-    """Logits with 8 or 11 bits: the small residual of a label that is nearly certain has few of them right."""
+def test_influence_equals_that_of_full_precision_up_to_rounding(make: type[nn.Module], dtype: torch.dtype) -> None:
+    """Logits have 8 or 11 bits, so small residuals of nearly certain labels are inaccurate."""
     plain, cast = both(trained(make), dtype)
     error = (cast - plain).abs() / plain
-    middle, most = TOLERANCES[dtype]
-    assert 0 < float(error.median()) < middle
-    assert float(error.quantile(0.95)) < most
+    median, quantile = TOLERANCES[dtype]
+    assert 0 < float(error.median()) < median
+    assert float(error.quantile(0.95)) < quantile
 
 
 def test_only_the_forward_pass_is_cast() -> None:
-    """A model that leaves autocast by itself gives the bits that it gives without."""
+    """A model that disables autocast has the same results with and without it, to the bit."""
     inner = trained(Net)
 
-    class Alone(nn.Module):
+    class WithoutAutocast(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = inner
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", enabled=False):
-                found: Tensor = self.inner(x)
-                return found
+                logits: Tensor = self.inner(x)
+                return logits
 
     data, labels = images(30), torch.arange(30) % 10
-    expected = IFComp(Alone()).fit([data])
+    expected = IFComp(WithoutAutocast()).fit([data])
     with torch.autocast("cpu", torch.bfloat16):
-        ifc = IFComp(Alone()).fit([data])
+        ifc = IFComp(WithoutAutocast()).fit([data])
         assert torch.equal(ifc.influence(data), expected.influence(data))
-        found = ifc.explain(data[:3], labels[:3], [(data, labels)]).frame
+        explained = ifc.explain(data[:3], labels[:3], [(data, labels)]).frame
         scores = ifc.score([(data, labels)]).frame
-    pd.testing.assert_frame_equal(found, expected.explain(data[:3], labels[:3], [(data, labels)]).frame)
+    pd.testing.assert_frame_equal(explained, expected.explain(data[:3], labels[:3], [(data, labels)]).frame)
     pd.testing.assert_frame_equal(scores, expected.score([(data, labels)]).frame)
 
 
-def test_work_of_another_precision_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_fit_is_not_resumed_in_another_precision(tmp_path: Path) -> None:
     model, data = trained(Net), list(images(20).split(5))
 
     def stopped() -> Iterator[Tensor]:

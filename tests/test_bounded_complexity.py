@@ -241,5 +241,5 @@ def test_capped_from_the_predictor() -> None:
 def test_capped_needs_every_label(options: dict[str, int]) -> None:
     ifc, x = fitted()
     for call in (ifc.parametric_complexity, lambda inputs, **options: ifc.score([inputs], **options)):
-        with pytest.raises(SettingError, match="capped=True needs every label"):
+        with pytest.raises(SettingError, match="capped=True needs the hindsight probability of every label"):
             call(x, capped=True, **options)

@@ -1,4 +1,4 @@
-"""What can be known of GPUs without one: where tensors are made, and when the library would wait for a device."""
+"""Properties of GPU runs that a CPU can check: the device of new tensors, and synchronisations with the device."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cases import LAYER_CASES, MODEL_CASES, Case
+from cases import CASES, Case
+from comparison import labelled
 from ifcomp import Checkpoint, IFComp
 from ifcomp.curvature.factors import Factors
 from ifcomp.errors import FingerprintError
 
-CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
-SOME = ["lenet", "embedding", "batchnorm2d", "groupnorm", "vision_transformer"]
 
-
-def labelled(case: Case, size: int = 7) -> list[Any]:
-    inputs, labels = case.sample(size), torch.arange(size) % case.num_classes
-    return [{**inputs, "labels": labels} if isinstance(inputs, dict) else (inputs, labels)]
+def training_data(case: Case) -> list[Any]:
+    return [labelled(case.sample(7), torch.arange(7) % case.num_classes)]
 
 
 def everything(model: nn.Module, data: list[Any], inputs: Any, labels: Tensor, folder: Path) -> list[Any]:
+    """Results of a fit with a checkpoint, of a saved fit, and of every kind of call."""
     with Checkpoint(folder / "partial", every=0) as checkpoint:
         ifc = IFComp(model).fit(data, checkpoint=checkpoint)
     ifc.save(folder / "factors")
@@ -35,33 +33,37 @@ def everything(model: nn.Module, data: list[Any], inputs: Any, labels: Tensor, f
     return [*tables, ifc.influence(inputs), ifc.logit_kernel(inputs), ifc.predict_proba(inputs, alpha=1e-3)]
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_the_default_device_does_not_matter(name: str, tmp_path: Path) -> None:
-    """A tensor that is made without a device lands on ``meta`` here, and does not go together with any other."""
+@pytest.mark.parametrize("name", ["lenet", "embedding", "batchnorm2d", "groupnorm", "vision_transformer"])
+def test_results_do_not_depend_on_the_default_device(name: str, tmp_path: Path) -> None:
+    """A tensor that is made without a device would be on ``meta`` and could not be combined with others."""
     case = CASES[name]
-    given = case.make(), labelled(case), case.sample(5), torch.arange(5) % case.num_classes
+    given = case.make(), training_data(case), case.sample(5), torch.arange(5) % case.num_classes
     expected = everything(*given, tmp_path)
     with torch.device("meta"):
-        found = everything(*given, tmp_path)
-    for one, other in zip(found, expected, strict=True):
-        if isinstance(one, Tensor):
-            assert torch.equal(one, other)
+        results = everything(*given, tmp_path)
+    for result, reference in zip(results, expected, strict=True):
+        if isinstance(result, Tensor):
+            assert torch.equal(result, reference)
         else:
-            pd.testing.assert_frame_equal(one, other)
+            pd.testing.assert_frame_equal(result, reference)
 
 
-class Waits(TorchDispatchMode):
-    """Operations after which a program on a GPU has to wait: a value, or a size, is needed on the CPU."""
+class Synchronisations(TorchDispatchMode):
+    """Counts operations for which a program on a GPU has to wait: their result is a value or a size on the CPU.
 
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+    Attributes:
+        counts: Number of calls by operation.
+    """
+
+    OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (name := function.overloadpacket.__name__) in self.NAMES:
-            self.seen[name] += 1
+        if (name := function.overloadpacket.__name__) in self.OPERATIONS:
+            self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -71,14 +73,14 @@ def network(classes: int, layers: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), *hidden, nn.Flatten(), nn.Linear(4 * 36, classes))
 
 
-def waits(classes: int, layers: int, call: Callable[[IFComp, Tensor], object], stacks: bool) -> Counter[str]:
+def synchronisations(classes: int, layers: int, call: Callable[[IFComp, Tensor], object]) -> Counter[str]:
+    """Synchronisations of a call after a first one, in which memory is measured."""
     inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     ifc = IFComp(network(classes, layers), fisher="exact").fit([inputs])
-    ifc._session.stacks_cotangents = stacks
     call(ifc, inputs)
-    with Waits() as seen:
+    with Synchronisations() as seen:
         call(ifc, inputs)
-    return seen.seen
+    return seen.counts
 
 
 CALLS = {
@@ -89,66 +91,65 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("stacks", [False, True], ids=["one by one", "stacked"])
 @pytest.mark.parametrize("call", CALLS)
-def test_waits_of_scoring_do_not_grow_with_labels_or_layers(call: str, stacks: bool) -> None:
-    few = waits(3, 1, CALLS[call], stacks)
-    assert few == waits(6, 1, CALLS[call], stacks) == waits(3, 3, CALLS[call], stacks)
-    assert 0 < few.total() <= 4  # are inputs, logits and influence finite?
+def test_synchronisations_of_scoring_do_not_grow_with_labels_or_layers(call: str) -> None:
+    few = synchronisations(3, 1, CALLS[call])
+    assert few == synchronisations(6, 1, CALLS[call]) == synchronisations(3, 3, CALLS[call])
+    assert 0 < few.total() <= 4  # checks that inputs, logits and influence are finite
 
 
 @pytest.mark.parametrize("fisher", ["sampled", "exact"])
-def test_waits_of_a_batch_in_a_fit_do_not_grow_with_labels_or_layers(fisher: Any) -> None:
+def test_synchronisations_of_a_fit_do_not_grow_with_labels_or_layers(fisher: Any) -> None:
     def fit(classes: int, layers: int, batches: int) -> int:
         inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        with Waits() as seen:
+        with Synchronisations() as seen:
             IFComp(network(classes, layers), fisher=fisher).fit([inputs] * batches)
-        return seen.seen.total()
+        return seen.counts.total()
 
-    each = [fit(classes, layers, 4) - fit(classes, layers, 3) for classes, layers in ((3, 1), (6, 1), (3, 3))]
-    assert each == [4, 4, 4]  # inputs and logits, in two passes
+    per_batch = [fit(classes, layers, 4) - fit(classes, layers, 3) for classes, layers in ((3, 1), (6, 1), (3, 3))]
+    assert per_batch == [4, 4, 4]  # inputs and logits are checked in two passes
 
 
-def test_half_precision_waits_once_a_backward() -> None:
+def test_half_precision_synchronises_once_per_backward() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).half()
     inputs = torch.randn(5, 6).half()
     ifc = IFComp(model).fit([inputs])
     ifc.influence(inputs)
-    with Waits() as seen:
+    with Synchronisations() as seen:
         ifc.influence(inputs)
-    assert seen.seen.total() == 3 + 3  # three backwards for four labels
+    assert seen.counts.total() == 3 + 4  # four labels
 
 
-def test_factors_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that moves has its tensors elsewhere, as here; so factors are asked to move to its device."""
-    case, asked = CASES["lenet"], []
+def test_factors_are_moved_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of a model that was moved have other addresses."""
+    case, devices = CASES["lenet"], []
     model, inputs = case.make(), case.sample(5)
     ifc = IFComp(model).fit([inputs])
     expected = ifc.influence(inputs)
-    plain = Factors.to
+    move = Factors.to
 
-    def noted(factors: Factors, device: torch.device) -> Factors:
-        asked.append(device)
-        return plain(factors, device)
+    def recorded(factors: Factors, device: torch.device) -> Factors:
+        devices.append(device)
+        return move(factors, device)
 
-    monkeypatch.setattr(Factors, "to", noted)
+    monkeypatch.setattr(Factors, "to", recorded)
     model._apply(lambda tensor: tensor.clone())
     assert torch.equal(ifc.influence(inputs), expected)
-    assert asked == [torch.device("cpu")]
+    assert devices == [torch.device("cpu")]
     assert torch.equal(IFComp.from_factors(model, ifc.factors).influence(inputs), expected)
-    assert len(asked) == 2
+    assert len(devices) == 2
 
 
-def test_a_model_that_stays_is_not_examined_anew() -> None:
-    """Written to, but with what was there: as by loading the same weights, and by instance norm on torch 2.4."""
+def test_an_unchanged_model_is_not_verified_again() -> None:
+    """Loading the same weights writes to the parameters without changing them."""
     case = CASES["lenet"]
     model, inputs = case.make(), case.sample(5)
     ifc = IFComp(model).fit([inputs])
-    expected, session = ifc.influence(inputs), ifc._session
+    expected, recorder = ifc.influence(inputs), ifc._recorder
     model.load_state_dict(model.state_dict())
     assert torch.equal(ifc.influence(inputs), expected)
-    assert ifc._session is session
+    assert ifc._recorder is recorder
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     with pytest.raises(FingerprintError):

@@ -9,8 +9,6 @@ import torch
 
 from docs.tools.capture import EXAMPLES, OUTPUTS, PROCESSES, ROOT, run_example
 
-pytestmark = pytest.mark.examples
-
 
 def without_numbers(text: str) -> list[str]:
     """The words of a text: runs of digits, with the signs and brackets around them, are one kind of word."""

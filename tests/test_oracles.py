@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.testing import assert_close
+from transformers.pytorch_utils import Conv1D
 
-from cases import ATTENTION_CASES, CONV_CASES, LAYER_CASES, MODEL_CASES, Case
+from cases import ATTENTION_CASES, CONV_CASES, EMBEDDING_CASES, LAYER_CASES, MODEL_CASES, Case
 from oracles import (
     Convolution,
     Inputs,
     OracleBlock,
     SeparateAttention,
+    SeparateBag,
     block_jacobian,
     canonical_use,
     covariances,
@@ -31,6 +33,7 @@ from oracles import (
     patches,
     rotation_matrix,
     separate_attention,
+    separate_bags,
 )
 
 ALL_CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
@@ -99,18 +102,20 @@ def test_blocks_partition_the_trainable_parameters(case: Case) -> None:
 @each_case
 def test_jacobian_is_a_sum_over_positions(case: Case) -> None:
     """``sum_t db_t a_t^T`` over all uses of a module is the Jacobian of its weight, and of its bias with ``a = 1``."""
-    model, inputs = separate_attention(case.make()), case.sample(2)
+    model, inputs = separate_bags(separate_attention(case.make())), case.sample(2)
     jacobians = example_jacobians(model, inputs)
     modules = {block.parameters[0].removesuffix(".weight") for block in case.blocks if block.kind == "kronecker"}
     for name, module in model.named_modules():
         if isinstance(module, SeparateAttention):
             modules |= {f"{name}.{part}" for part in ("q", "k", "v", "out")}
+        if isinstance(module, SeparateBag):
+            modules = (modules - {name}) | {f"{name}.table"}
     for name, module in model.named_modules():
         if name not in modules:
             continue
         names = tuple(key for key in (f"{name}.weight", f"{name}.bias") if key in jacobians)
         block = OracleBlock(
-            "kronecker", names, getattr(module, "groups", 1), transposed=isinstance(module, nn.Embedding)
+            "kronecker", names, getattr(module, "groups", 1), transposed=isinstance(module, nn.Embedding | Conv1D)
         )
         total = torch.zeros(())
         for use in module_uses(model, inputs, name):
@@ -293,3 +298,13 @@ def test_separate_attention_is_the_same_model(case: Case) -> None:
     for block, part in zip(case.blocks, ("q", "k", "v", "out"), strict=False):
         names = (f"{prefix}.{part}.weight", f"{prefix}.{part}.bias")[: len(block.parameters)]
         assert_close(block_jacobian(parts, OracleBlock("kronecker", names)), block_jacobian(packed, block))
+
+
+@pytest.mark.parametrize("case", [case for case in EMBEDDING_CASES if "bag" in case.name], ids=str)
+def test_separate_bags_are_the_same_model(case: Case) -> None:
+    model, inputs = case.make(), case.sample(4)
+    separate = separate_bags(model)
+    assert_close(example_logits(separate, inputs), example_logits(model, inputs))
+    packed, parts = example_jacobians(model, inputs), example_jacobians(separate, inputs)
+    (name,) = (name for name, module in model.named_modules() if isinstance(module, nn.EmbeddingBag))
+    assert_close(parts[f"{name}.table.weight"], packed[f"{name}.weight"])

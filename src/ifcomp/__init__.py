@@ -1,5 +1,6 @@
-"""Stochastic data complexity with Boltzmann influence functions: one fit of a trained classifier's curvature tells how
-far a prediction can be trusted, which training labels are wrong, and which inputs are unlike anything the model knows.
+"""Audit a trained PyTorch classifier with stochastic data complexity and Boltzmann influence functions.
+
+One fit of the curvature finds wrong training labels, unfamiliar inputs and predictions that are too confident.
 """
 
 from importlib import import_module
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Factors", "IFComp", "Relative", "ScoreTable", "__version__"]
 
-#: Where each name lives: imported when it is first used, so that ``ifcomp --help`` does not wait for torch.
+#: Module of each public name. Modules are imported on first use, so that ``ifcomp --help`` does not wait for torch.
 _HOMES = {
     "Checkpoint": "ifcomp.io.checkpoints",
     "Factors": "ifcomp.curvature.factors",

@@ -106,7 +106,7 @@ def all_reduce_sum(tensors: Iterable[Tensor], bucket_elements: int = BUCKET_ELEM
 
 
 def _buckets(tensors: Iterable[Tensor], bucket_elements: int) -> Iterator[list[Tensor]]:
-    """Group tensors of one dtype and device into buckets of limited size. A large tensor is a bucket of its own."""
+    """Group tensors of one dtype and device into buckets of limited size. A large tensor is a separate bucket."""
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         bucket = buckets[tensor.dtype, tensor.device]

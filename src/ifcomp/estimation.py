@@ -132,7 +132,7 @@ def estimate(
         probes: As for `IFComp.score`.
         max_memory: As for `IFComp.fit` and `IFComp.score`.
         seconds: Time of each measurement.
-        options: Of `IFComp`: ``layers``, ``fisher``, ``sua`` and so on.
+        options: Arguments of `IFComp`: ``layers``, ``fisher``, ``sua`` and so on.
 
     Raises:
         MemoryLimitError: If the fit would need more than ``max_memory``, or than there is.

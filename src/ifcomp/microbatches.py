@@ -137,6 +137,8 @@ class Microbatches:
         """The next microbatch to measure; None if no larger one is worth it."""
         if not peaks:
             return 1, 1
+        if not left:
+            return None
         trials = _trials(peaks)
         (examples, at_once), peak = max(trials.items())
         more = min(cotangents, _MAX_COTANGENTS, int(at_once * self._growth(peak)))

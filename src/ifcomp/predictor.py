@@ -63,28 +63,28 @@ from ifcomp.scoring import (
     score_key,
 )
 
-#: That of the paper; too large for a small training set.
+#: Alpha of the paper; too large for small training sets.
 DEFAULT_ALPHA = 0.15
 
-#: More doubt than this of the average training example, with an alpha that nobody chose, is worth a warning.
-_MUCH_DOUBT = 0.1
+#: Mean added probability of the training examples above which the default alpha raises a warning.
+_MAX_ADDED_PROBABILITY = 0.1
 
-#: Safe on small and large networks; out-of-distribution detection prefers far smaller values.
+#: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
 
 
 class IFComp:
     """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
 
-    Larger scores are always more surprising, more suspicious; codelengths are in nats. Tensors come back in float64 on
+    Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64 on
     the model's device.
 
     Example:
         >>> ifc = IFComp(model).fit(train_loader)
         >>> ifc.predict_proba(x, alpha=0.15)          # calibrated distribution, [B, K]
-        >>> ifc.stochastic_complexity(x, y)           # label suspicion, [B], nats
-        >>> ifc.parametric_complexity(x)              # how unlike the training data, [B], nats
-        >>> ifc.bounded_complexity(x)                 # the same from 0 to log K, to detect strange inputs
+        >>> ifc.stochastic_complexity(x, y)           # suspicion of labels, [B], nats
+        >>> ifc.parametric_complexity(x)              # unfamiliarity of inputs, [B], nats
+        >>> ifc.bounded_complexity(x)                 # the same between 0 and log K, for OOD detection
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class IFComp:
         """Inspect the model's layers. The model is not modified.
 
         Args:
-            model: Returns logits [B, K], or an object with ``.logits``. What ``torch.compile``, ``DataParallel`` and
-                ``DistributedDataParallel`` put around it is taken off.
-            beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit in which all
-                labels count alike. `ifcomp.tuning.fit_auto` chooses it on held-out data.
-            layers: None covers all; ``"last"`` the last weight layer; or names and shell-style patterns.
-            damping: Added to the curvature before it is inverted: how far the hindsight model may move. A float is
-                absolute in beta-free units (the paper's delta over beta squared); ``Relative(0.1)`` is a multiple of
-                each layer's mean. Every scoring call can override it.
+            model: Returns logits [B, K], or an object with ``.logits``. Wrappers of ``torch.compile``, ``DataParallel``
+                and ``DistributedDataParallel`` are removed.
+            beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit of a uniform distribution.
+                `ifcomp.tuning.fit_auto` chooses it on held-out data.
+            layers: None covers all layers; ``"last"`` the last weight layer; or names and shell-style patterns.
+            damping: Added to the curvature before it is inverted. It bounds how far the hindsight model may move. A
+                float is absolute in beta-free units (the paper's delta over beta squared); ``Relative(0.1)`` is a
+                multiple of each layer's mean. Every scoring call can override it.
             sua: Share one input basis over the offsets of a convolution kernel: True, False, or "auto" for wide layers.
             fisher: "sampled" labels from the model, "exact" expectation over all labels, or "empirical" labels of
                 the data.
-            label_samples: Labels drawn per example and pass.
-            seed: Of the label samples and probes.
+            label_samples: Number of labels drawn per example and pass.
+            seed: Seed of the label samples and probes.
             skip_uncovered: Leave out parameters that cannot be covered instead of raising.
         """
         if not isinstance(model, nn.Module):
@@ -140,9 +140,7 @@ class IFComp:
 
     @property
     def coverage(self) -> Coverage:
-        """Which parameters are covered and how. After `fit` as checked on the data, with the health of every layer at
-        the predictor's damping: a `FittedCoverage`.
-        """
+        """The treatment of each parameter. After `fit` it includes the health of every layer (`FittedCoverage`)."""
         if self._recorder is not None:
             coverage = self._recorder.inventory.coverage
         elif self.factors is not None:
@@ -162,24 +160,23 @@ class IFComp:
         """Estimate the curvature in two passes over the training data.
 
         Args:
-            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Labels are only used by the empirical Fisher;
-                integer ones are checked all the same.
-            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; results are the same
-                up to rounding. None works in pieces of a sensible size, and asks only that the factors fit in what is
-                there.
-            checkpoint: Saves the work so far now and then; the same call goes on from there after a kill, to the same
+            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
+                integer labels are validated in any case.
+            max_memory: Memory limit of tensors beside model and data, in bytes or as ``"8GB"``. Results are the same up
+                to rounding. None uses microbatches of moderate size and requires only that the factors fit in memory.
+            checkpoint: Saves the accumulators from time to time. After a kill the same call resumes and gives the same
                 bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
-            MemoryLimitError: If it is too little; says what is needed, and by which layer.
-            CheckpointError: If the checkpoint is that of other work; says what differs.
+            MemoryLimitError: If the limit is too small. The message names the required size and the largest layers.
+            CheckpointError: If the checkpoint belongs to other work. The message names the differences.
         """
         fit_together([self], data, max_memory=max_memory, checkpoint=checkpoint, progress=progress)
         return self
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
-        """``IF_beta(x, y)`` of every label (eq. bif), [B, K]. Cost: 1 + 2K forward passes."""
+        """Influence ``IF_beta(x, y)`` of every label (eq. bif), [B, K]. Cost: 1 + 2K forward passes."""
         batch = as_batch(x)
         evaluation = self._evaluation(batch, damping)
         return torch.cat(list(evaluate(evaluation, [batch], evaluation.factors.num_classes, label_influence)))
@@ -201,16 +198,16 @@ class IFComp:
 
         Args:
             x: Inputs.
-            alpha: Weight of the example beside a training example; 0 gives the model's own distribution at beta.
-                Choose it on held-out data, with `ifcomp.tuning.tune`: the default is far too large for a small
-                training set, where it costs accuracy, and then warns.
-            keep_argmax: Spread the same doubt evenly over classes, so that the predicted class never changes.
-            damping: Overrides the predictor's.
+            alpha: Weight of the example relative to a training example; 0 gives the model's distribution at beta.
+                Choose it on held-out data with `ifcomp.tuning.tune`. The default costs accuracy on small training
+                sets; a warning reports this.
+            keep_argmax: Add the same probability to every class, so that the predicted class never changes.
+            damping: Overrides the damping of the predictor.
         """
         batch, alpha = as_batch(x), ScoreOptions(alpha=alpha).alpha
         evaluation = self._evaluation(batch, damping)
         if alpha == DEFAULT_ALPHA:
-            _warn_of_doubt(alpha, evaluation)
+            _warn_of_large_alpha(alpha, evaluation)
         count, classes = evaluation.factors.count, evaluation.factors.num_classes
 
         def distribution(microbatch: Microbatch) -> Tensor:
@@ -229,30 +226,31 @@ class IFComp:
         probes: int | None = None,
         damping: Damping | None = None,
     ) -> Tensor:
-        """How unlike anything the model knows an input is: ``log(1 + alpha/n E[IF])`` in nats, [B].
+        """Unfamiliarity of inputs: ``log(1 + alpha/n E[IF])`` in nats, [B]. Larger is more unfamiliar.
 
         Args:
             x: Inputs.
-            alpha: Weight of the example beside a training example.
-            linearized: The paper's ``alpha/n E[IF]`` (eq. ifcomp_par); the order is the same.
-            capped: Count no hindsight probability ``p (1 + alpha/n IF)`` as more than 1, so that the log of their sum
-                is at most log K. Alpha then changes the order; choose it on inputs that you know to be strange.
-            probes: Estimate E[IF] from so many random directions instead of all labels: 1 + 2 probes forward passes.
-            damping: Overrides the predictor's.
+            alpha: Weight of the example relative to a training example.
+            linearized: The paper's ``alpha/n E[IF]`` (eq. ifcomp_par); the order of inputs is the same.
+            capped: Cap every hindsight probability ``p (1 + alpha/n IF)`` at 1, so that the log of their sum is at most
+                log K. Alpha then changes the order; choose it on known OOD inputs.
+            probes: Estimate E[IF] from this number of random directions instead of all labels. Cost: 1 + 2 probes
+                forward passes.
+            damping: Overrides the damping of the predictor.
         """
         batch = replace(as_batch(x), labels=None)
         options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes, capped=capped)
         return self._column("parametric_complexity", batch, options, damping)
 
     def bounded_complexity(self, x: Any, *, damping: Damping | None = None) -> Tensor:
-        """The same with hindsight probabilities that stay below 1, as probabilities must: 0 to log K nats, [B].
+        """Parametric complexity with hindsight probabilities below 1: between 0 and log K nats, [B].
 
-        What `ifcomp.tasks.ood` detects with: it is large also where the model is sure of itself far from its data,
-        and alpha needs no choice, because it follows from the training data (`ifcomp.complexity.bounded_complexity`).
+        It is also large for confident predictions far from the training data, and alpha follows from the training data
+        (`ifcomp.complexity.bounded_complexity`). `ifcomp.tasks.ood` uses it.
 
         Args:
             x: Inputs.
-            damping: Overrides the predictor's; `ifcomp.tasks.ood.OOD_DAMPING` to detect strange inputs.
+            damping: Overrides the damping of the predictor; `ifcomp.tasks.ood.OOD_DAMPING` for OOD detection.
         """
         return self._column("bounded_complexity", replace(as_batch(x), labels=None), ScoreOptions(), damping)
 
@@ -266,15 +264,15 @@ class IFComp:
         linearized: bool = False,
         damping: Damping | None = None,
     ) -> Tensor:
-        """How suspicious a labelled example is: error plus parametric complexity (eq. ifcomp_full) in nats, [B].
+        """Suspicion of labels: error plus parametric complexity (eq. ifcomp_full) in nats, [B].
 
         Args:
             x: Inputs.
             y: Labels [B].
             seen: Whether the model was trained on these labels. If not, the error is the hindsight codelength.
-            alpha: Weight of the example beside a training example.
-            linearized: The paper's first-order parametric complexity.
-            damping: Overrides the predictor's.
+            alpha: Weight of the example relative to a training example.
+            linearized: Use the paper's first-order parametric complexity.
+            damping: Overrides the damping of the predictor.
         """
         batch, options = as_batch(x, labels=y), ScoreOptions(seen, alpha, linearized)
         check_labels(batch, self._fitted.num_classes)
@@ -295,26 +293,24 @@ class IFComp:
         checkpoint: Checkpoint | None = None,
         progress: bool | None = None,
     ) -> ScoreTable:
-        """Score a data set: one row an example, in order; label columns if the data has labels.
+        """Score a data set: one row per example, in order, with label columns if the data has labels.
 
         Args:
             data: ``(x, y)``, ``(x,)``, ``x`` or dicts.
             seen: Whether the model was trained on these labels.
-            alpha: Weight of the example beside a training example.
-            linearized: First-order parametric complexity.
+            alpha: Weight of the example relative to a training example.
+            linearized: Use first-order parametric complexity.
             capped: As for `parametric_complexity`.
-            probes: Estimate E[IF] from so many random directions; leaves out the columns that need single labels, and
-                from two probes on adds the standard error of the estimate.
-            damping: Overrides the predictor's.
-            max_memory: What tensors may hold beside model and data, in bytes or such as ``"8GB"``; results are the same
-                up to rounding. None works in pieces of a sensible size.
-            checkpoint: Saves the rows so far now and then; the same call goes on from there after a kill, to the same
-                bits. The data must come in the same order each time.
+            probes: As for `parametric_complexity`. Columns that need single labels are left out; two or more probes add
+                the standard error of the estimate.
+            damping: Overrides the damping of the predictor.
+            max_memory: As for `fit`.
+            checkpoint: As for `fit`; it saves rows.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
-            MemoryLimitError: If ``max_memory`` is too little; says what is needed.
-            CheckpointError: If the checkpoint is that of other work; says what differs.
+            MemoryLimitError: If ``max_memory`` is too small. The message names the required size.
+            CheckpointError: If the checkpoint belongs to other work. The message names the differences.
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         check_data(data)
@@ -356,19 +352,19 @@ class IFComp:
         damping: Damping | None = None,
         progress: bool | None = None,
     ) -> Explanation:
-        """The training examples that most support and most contradict the labels of some examples.
+        """Find the training examples that most support and most contradict given labels.
 
-        The effect of training example i on (x, y) is ``g_y^T (G + damping)^-1 g_i / n``: how many nats the codelength
-        of y would grow, to first order, if the model had been trained without i. Positive effects support the label,
-        negative ones contradict it. One pass over the training data; memory does not grow with it.
+        The effect of training example i on (x, y) is ``g_y^T (G + damping)^-1 g_i / n``: the first-order increase of
+        the codelength of y in nats if the model had been trained without i. Positive effects support the label,
+        negative effects contradict it. The cost is one pass over the training data; memory does not grow with its size.
 
         Args:
             x: Inputs of the examples to explain.
             y: Their labels [B].
             train: The training data as ``(x, y)`` or dicts with labels, re-iterable.
-            k: How many of each kind for an example.
-            positions: Where each of the examples is itself in the training data, to leave it out.
-            damping: Overrides the predictor's.
+            k: Number of supporting and of contradicting examples per query.
+            positions: Position of each query in the training data, to leave it out.
+            damping: Overrides the damping of the predictor.
             progress: Show a progress bar; None shows it on terminals.
         """
         batch = as_batch(x, labels=y)
@@ -393,7 +389,7 @@ class IFComp:
 
         Raises:
             StorageError: If the file cannot be read.
-            FingerprintError: If it belongs to another model; says what differs.
+            FingerprintError: If it belongs to another model. The message names the differences.
         """
         stored, model = factor_files.load(path), unwrapped(model)
         check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
@@ -425,17 +421,17 @@ class IFComp:
         damping: Damping = DEFAULT_DAMPING,
         sua: Sua = "auto",
     ) -> Self:
-        """A fitted predictor from factors that were made elsewhere, for this very model.
+        """Build a fitted predictor from factors of another source.
 
         Args:
             model: The classifier that the factors belong to; only their shapes can be checked.
             factors: Second moments and eigenbases of its blocks.
-            partial: Accept factors that leave out trainable parameters, and score with the blocks that are there.
-            damping: As of the constructor.
-            sua: Must be what the factors were made with.
+            partial: Accept factors that leave out trainable parameters.
+            damping: As for the constructor.
+            sua: The value that the factors were fitted with.
 
         Raises:
-            FingerprintError: If factors are missing, foreign or of another shape; lists them.
+            FingerprintError: If factors are missing, foreign or of another shape. The message lists them.
         """
         layers, model = None, unwrapped(model)
         if partial:
@@ -443,12 +439,12 @@ class IFComp:
             complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
         made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
-        advice = "Give the model and sua= they were made with; partial=True scores without parameters that have none."
+        advice = "Give the model and sua= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
-        """Everything a scoring call needs; ``first`` is used to check the model if that is still to be done."""
+        """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
         factors = self._fitted
         damping = self.damping if damping is None else check_damping(damping)
         if first.size == 0:
@@ -489,7 +485,7 @@ class IFComp:
         if checksums != self._checksums:
             check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                self._checksums = checksums  # written to, but with what was there, as instance norm does on torch 2.4
+                self._checksums = checksums  # values were rewritten but did not change
                 return self.factors
             self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
         return self.factors
@@ -497,7 +493,7 @@ class IFComp:
     def _receive(
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
-        """Adopt factors that were not fitted just now, on the model's device, once they are seen to fit the model."""
+        """Check and adopt factors that were not fitted by this object."""
         self._check_shapes(factors, what, advice)
         self._recorder = None
         self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
@@ -507,7 +503,7 @@ class IFComp:
         self._checksums = _checksums(self.model)
 
     def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
-        """Raise FingerprintError unless the factors are just those of the model's blocks, in the right shapes."""
+        """Raise FingerprintError unless the factors match the blocks of the model in name, shape and type."""
         inventory = self._inventory.demote_to(factors.blocks)
         needed = {block.name: block.factor_shapes for block in inventory.blocks if block.name in factors.blocks}
         found = {name: block.shapes for name, block in factors.blocks.items()}
@@ -542,7 +538,7 @@ def fit_together(
     Forward passes and input covariances are shared, so a grid of betas costs little more than its backward passes.
 
     Args:
-        predictors: Of the same model, with the same layers and ``sua``.
+        predictors: Predictors of the same model, with the same layers and ``sua``.
         data: As for `IFComp.fit`.
         max_memory: As for `IFComp.fit`, for all of them together.
         checkpoint: As for `IFComp.fit`.
@@ -569,13 +565,13 @@ def fit_together(
         predictor._adopt(factors, digests, recorder.layouts)
 
 
-def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
-    """Warn if alpha gives the average training example much doubt: ``alpha/n`` times its expected influence."""
+def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:
+    """Warn if ``alpha/n`` times the mean expected influence of the training examples is large."""
     count = evaluation.factors.count
-    doubt = alpha / count * evaluation.effective_parameters
-    if doubt > _MUCH_DOUBT:
+    added = alpha / count * evaluation.effective_parameters
+    if added > _MAX_ADDED_PROBABILITY:
         warnings.warn(
-            f"alpha={alpha} is large for {count:,} training examples: it adds {doubt:.2g} to the total probability of "
+            f"alpha={alpha} is large for {count:,} training examples: it adds {added:.2g} to the total probability of "
             "even the average training example, which costs accuracy. Choose alpha on held-out data with "
             "ifcomp.tuning.tune, or give keep_argmax=True to keep the predicted class.",
             IfcompWarning,
@@ -584,13 +580,13 @@ def _warn_of_doubt(alpha: float, evaluation: Evaluation) -> None:
 
 
 def _short(fingerprint: Mapping[str, str]) -> str:
-    """A fingerprint in one word."""
+    """A digest of a fingerprint."""
     return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
-    """A cheap look at every tensor of the model: where it is, how often it was changed and what it sums to."""
+    """Address, version counter and sum of every tensor of the model."""
     tensors = (*model.parameters(), *model.buffers())
     sums = [value.detach().sum().to(tensors[0].device, torch.complex128) for value in tensors]
-    found = torch.stack(sums).tolist()  # all at once: a GPU is waited for once
+    found = torch.stack(sums).tolist()  # one synchronisation on a GPU
     return [(value.data_ptr(), value._version, own) for value, own in zip(tensors, found, strict=True)]

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from ifcomp.errors import DataError
 from ifcomp.io.files import atomic_write
+from ifcomp.optional import requires_package
 
 #: Start of a text that spreadsheets run as a formula, also in full-width characters. Plain numbers are exempt.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
@@ -80,7 +79,11 @@ class ScoreTable:
         return np.asarray(self.frame[name])
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows to a Parquet file, atomically. Its metadata contain settings and column descriptions."""
+        """Write all rows to a Parquet file, atomically. Its metadata contain settings and column descriptions.
+
+        Raises:
+            MissingPackageError: If pyarrow is not installed.
+        """
         write_parquet(path, self.frame, self.descriptions, self.settings)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -102,7 +105,14 @@ def write_parquet(
         frame: The table.
         descriptions: Description of every column, stored in the metadata of its field.
         settings: Stored as JSON under ``ifcomp`` in the metadata of the file.
+
+    Raises:
+        MissingPackageError: If pyarrow is not installed.
     """
+    with requires_package("pyarrow", "parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
     table = pa.Table.from_pandas(frame, preserve_index=False)
     fields = [field.with_metadata({"description": descriptions[field.name]}) for field in table.schema]
     metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(settings)).encode()}

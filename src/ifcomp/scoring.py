@@ -105,8 +105,8 @@ class Microbatch:
         if wrong.any():
             raise NonFiniteError(
                 f"{self.batch.name}: the influence of {self.batch.describe_example(wrong)} of the batch overflowed: "
-                "the input is too far from the training data. Scale the inputs, raise the damping, use model.double(), or "
-                "leave the example out."
+                "the input is too far from the training data. Scale the inputs, raise the damping, use model.double(), "
+                "or leave the example out."
             )
         return values
 
@@ -192,7 +192,7 @@ def expected_influence(microbatch: Microbatch, probes: int | None, seed: int) ->
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How codelengths are formed; see `IFComp.score`."""
+    """Options of codelengths; see `IFComp.score`."""
 
     seen: bool = True
     alpha: float = 1.0

@@ -1,51 +1,21 @@
 """Quadratic and bilinear forms of single blocks equal the dense oracle under every plan."""
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from cases import REPRESENTATIVE_CASES, Case
-from comparison import as_type, basis_arguments, dense, fitted, library_block, oracle_blocks
-from ifcomp import IFComp
-from ifcomp.blocks.block import Block
+from comparison import basis_arguments, dense, fitted, library_block, oracle_blocks
 from ifcomp.blocks.kronecker_inputs import KroneckerShape
-from ifcomp.blocks.kronecker_plan import KroneckerPlan, make_plan
+from ifcomp.blocks.kronecker_plan import make_plan
 from ifcomp.curvature.factors import inverse_curvature
-from ifcomp.curvature.labels import label_cotangents, probabilities
-from ifcomp.data.batches import as_batch
 from oracles import ekfac_influence, ekfac_inverse
+from recorded_blocks import plans, recorded_blocks
 
 DAMPING = 1e-3
 SIZE = 4
-
-
-def plans(plan: object, shared: bool) -> Iterator[object]:
-    """The plan, and for Kronecker blocks all others: both kernels, all orders of rotation, slabs of one column."""
-    yield plan
-    if isinstance(plan, KroneckerPlan):
-        for kernel, inputs, outputs in itertools.product(("direct", "pairs"), (True, False), (True, False)):
-            first = replace(plan, kernel=kernel, rotate_inputs_first=inputs or shared, rotate_outputs_first=outputs)
-            yield first
-            yield replace(first, examples=1)
-            if first.rotate_inputs_first:
-                yield replace(first, examples=3, columns=1)
-
-
-def recorded(ifc: IFComp, case: Case) -> Iterator[tuple[Block, object, Tensor]]:
-    """Every block with its canonical inputs and the output gradients of all labels."""
-    recorder = ifc._recorder
-    assert recorder is not None
-    batch = as_batch(as_type(case.sample(SIZE, seed=1), torch.float64))
-    with recorder.attached():
-        recording = recorder.record(batch)
-        cotangents = label_cotangents(probabilities(recording.logits, ifc.beta))
-        with recorder.computing():
-            yield from recording.canonical(next(cotangents.chunks(cotangents.count)), recording.blocks)
 
 
 @pytest.mark.parametrize("sua", [False, True], ids=["", "shared offsets"])
@@ -55,7 +25,7 @@ def test_forms_equal_the_oracle(case: Case, sua: bool) -> None:
     assert ifc.factors is not None
     examples = dense(case, SIZE)
     expected = {library_block(ifc, block).name: examples.gradients(block, 1.0) for block in oracle_blocks(case)}
-    for block, inputs, output_grads in recorded(ifc, case):
+    for block, inputs, output_grads in recorded_blocks(ifc, case, SIZE):
         factors, arguments = ifc.factors.blocks[block.name], basis_arguments(ifc, block)
         moments, gradients = factors.second_moments, expected[block.name].flatten(2)
         inverse = ekfac_inverse(moments, DAMPING, **arguments)

@@ -149,5 +149,5 @@ def test_unhealthy_layers_are_reported(project: Project) -> None:
     assert [layer["verdict"] for layer in content["health"]] == ["fine", "fine"]
     assert content["suggested_damping"] == content["damping"] == "relative:0.1"
     text = run_text(*project.fit_arguments(), "--damping", "1000")
-    assert "ten times the damping divides its expected influence by 10.0: take less" in text
+    assert "ten times the damping divides its expected influence by 10.0; use less damping" in text
     assert "Suggested damping: --damping relative:0.1." in text

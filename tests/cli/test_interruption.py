@@ -56,7 +56,7 @@ def commands(project: Project) -> dict[str, tuple[list[str], list[str]]]:
     fit = ["fit", project.model, "gated:Gated", "--weights", "net.safetensors"]
     return {
         "fit": (fit, ["run.ifcomp", "run.ifcomp.json"]),
-        "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.parquet"]),
+        "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.csv"]),
         "audit": (["audit", "run.ifcomp", "gated:Gated"], ["audit.csv"]),
     }
 
@@ -85,8 +85,8 @@ def test_repeated_command_resumes(run: Project, name: str, how: signal.Signals) 
         assert (running.returncode, stdout) == (130, "")
         partial_file = f"{outputs[0]}.partial"
         assert stderr.splitlines()[-1] == (
-            "Stopped. Files are either complete or unchanged. What is done so far is in "
-            f"'{partial_file}'. Do the same again to go on from there."
+            "Stopped. Files are either complete or unchanged. The work so far is saved in "
+            f"'{partial_file}'. Repeat the same command or call to resume it."
         )
         assert "Traceback" not in stderr
     assert Path(f"{outputs[0]}.partial").exists()
@@ -102,7 +102,7 @@ def test_second_command_that_writes_the_same_file_is_refused(project: Project) -
         wait_for("reached", running)
         result = ifcomp(*project.fit_arguments(), "--beta", "0.5")
         assert result.exit_code == 2
-        assert "Another process is at work on 'run.ifcomp.partial'" in result.stderr
+        assert "Another process is working on 'run.ifcomp.partial'" in result.stderr
         assert ifcomp(*project.fit_arguments(), "--out", "other.ifcomp").exit_code == 0
         Path("go").touch()
         assert running.wait(timeout=120) == 0, running.communicate()
@@ -118,7 +118,7 @@ def test_other_settings_are_refused_while_a_checkpoint_exists(project: Project) 
     result = ifcomp(*fit, "--beta", "0.5")
     assert result.exit_code == 2
     assert "settings: [{'beta': 1.0" in result.stderr
-    assert "Do the same again" not in result.stderr
+    assert "Repeat the same" not in result.stderr
     assert Path("run.ifcomp.partial").exists()
     assert ifcomp(*fit).exit_code == 0
     assert not Path("run.ifcomp.partial").exists()

@@ -46,7 +46,7 @@ def test_other_scores(run: Project) -> None:
     assert run_json(*ARGUMENTS, "--probes", "2")["score"] == "parametric_complexity"
     result = ifcomp(*ARGUMENTS, "--capped", "0.3", "--probes", "2")
     assert result.exit_code == 2
-    assert "needs every label" in result.stderr
+    assert "needs the hindsight probability of every label" in result.stderr
 
 
 def test_text(run: Project) -> None:

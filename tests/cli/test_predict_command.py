@@ -33,7 +33,7 @@ def test_calibrated_run(run: Project) -> None:
     content = run_json("predict", "calibrated.ifcomp", "npz:inverted.npz", "--no-labels")
     assert (content["alpha"], content["keep_argmax"]) == (chosen["alpha"], True)
     assert (content["metrics"], content["changed"]) == (None, 0)
-    table = pd.read_parquet("predictions.parquet")
+    table = pd.read_csv("predictions.csv")
     ifc = IFComp.load("calibrated.ifcomp", run.network())
     expected = ifc.predict_proba(run.arrays("inverted")[0], chosen["alpha"], keep_argmax=True)
     np.testing.assert_allclose(table[PROBABILITIES], expected, rtol=1e-4, atol=1e-9)

@@ -10,10 +10,10 @@ from ifcomp import IFComp, Relative
 
 def test_scores_of_the_training_data(run: Project) -> None:
     content = run_json("score", "run.ifcomp", "--batch-size", "37")
-    assert (content["examples"], content["data"], content["written"]) == (200, "npz:train.npz", ["scores.parquet"])
+    assert (content["examples"], content["data"], content["written"]) == (200, "npz:train.npz", ["scores.csv"])
     assert content["settings"]["seen"] is True
     expected = IFComp.load("run.ifcomp", run.network()).score([run.arrays("train")])
-    scores = pd.read_parquet("scores.parquet")
+    scores = pd.read_csv("scores.csv")
     pd.testing.assert_frame_equal(scores, expected.frame, rtol=1e-4, atol=1e-8)
     assert content["summary"]["surprise"]["largest"] == pytest.approx(scores["surprise"].max())
     assert content["summary"]["error"]["median"] == pytest.approx(scores["error"].median())
@@ -33,7 +33,7 @@ def test_other_data_is_unseen(run: Project) -> None:
 
 def test_probes(run: Project) -> None:
     content = run_json("score", "run.ifcomp", "--probes", "10")
-    scores = pd.read_parquet("scores.parquet")
+    scores = pd.read_csv("scores.csv")
     assert "regret" not in scores
     expected = IFComp.load("run.ifcomp", run.network()).score([run.arrays("train")]).frame
     np.testing.assert_allclose(scores["expected_influence"], expected["expected_influence"], rtol=1e-3)

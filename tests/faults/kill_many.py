@@ -62,7 +62,7 @@ class Digits:
 FIT = ["fit", "net:build", "net:Digits", "--checkpoint-every", "0.1"]
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "fit": (FIT, ["run.ifcomp", "run.ifcomp.json"]),
-    "score": (["score", "run.ifcomp", "--checkpoint-every", "0.1"], ["scores.parquet"]),
+    "score": (["score", "run.ifcomp", "--checkpoint-every", "0.1"], ["scores.csv"]),
     "audit": (["audit", "run.ifcomp", "--checkpoint-every", "0.1"], ["audit.csv"]),
     "reproduce": (["reproduce", "pruning", "--out", "results"], ["results/pruning/digits/result.json"]),
 }

@@ -39,10 +39,11 @@ def pretrained_resnet20() -> tuple[nn.Module, Tensor]:
     return model, (pixels - mean[:, None, None]) / deviation[:, None, None]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=str)
-@pytest.mark.parametrize("beta", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("beta", "dtype", "tolerance"), [(0.1, torch.float64, 1e-9), (1.0, torch.float32, 1e-4)], ids=str
+)
 @pytest.mark.parametrize("make", [lenet, pretrained_resnet20])
-def test_influence_of_a_network(
+def test_influence_equals_that_of_explicit_gradients(
     make: Callable[[], tuple[nn.Module, Tensor]], beta: float, dtype: torch.dtype, tolerance: float
 ) -> None:
     model, x = make()
@@ -50,5 +51,4 @@ def test_influence_of_a_network(
     ifc = IFComp(model, beta, sua=True, fisher="exact", damping=Relative(0.1)).fit([x])
     explicit = paper_influence(model.double(), x[:3].double(), reference_factors(ifc, torch.float64), beta)
     model.to(dtype)
-    found = ifc.influence(x[:3])
-    assert_close(found, explicit, rtol=tolerance, atol=tolerance * float(explicit.mean()))
+    assert_close(ifc.influence(x[:3]), explicit, rtol=tolerance, atol=tolerance * float(explicit.mean()))

@@ -1,4 +1,4 @@
-"""Two probes in the place of all labels on real images; needs the folder that IFCOMP_DATA names."""
+"""Two probes instead of all labels on real images. The environment variable IFCOMP_DATA names the folder."""
 
 import os
 from pathlib import Path
@@ -28,9 +28,9 @@ def test_two_probes_detect_as_well_as_all_labels(tmp_path: Path) -> None:
         batches = Batches(load(name).first(IMAGES), MNIST)
         return torch.tensor(ifc.score(batches, probes=probes, progress=False).column("expected_influence"))
 
-    usual = {probes: surprise("mnist", probes) for probes in (None, 2)}
+    in_distribution = {probes: surprise("mnist", probes) for probes in (None, 2)}
     for name in ("fashion-mnist", "kmnist", "notmnist"):
-        scores = {probes: torch.cat([usual[probes], surprise(name, probes)]).numpy() for probes in (None, 2)}
+        scores = {probes: torch.cat([in_distribution[probes], surprise(name, probes)]).numpy() for probes in (None, 2)}
         exact, probed = (100 * auroc(scores[probes], [0] * IMAGES + [1] * IMAGES) for probes in (None, 2))
         assert exact > 90
         assert probed > exact - 0.3, name

@@ -1,26 +1,23 @@
-"""Convolutions of drawn shapes: patches, second moments and influence equal the dense oracles."""
+"""Convolutions of random shapes: patches, second moments and influence equal the dense oracles."""
 
 import math
 import warnings
 from dataclasses import dataclass
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from ifcomp.influence.kernels import pair_matrix
-from ifcomp.layers.block import KroneckerBlock
-from ifcomp.layers.conv import conv, unfold
 from torch import Tensor, nn
 
 from cases import Case, normal, seeded, weight
 from comparison import assert_same, dense, dense_moments, fitted, oracle_blocks, oracle_influence
 from ifcomp import IFComp
 from ifcomp.blocks.block import Basis
+from ifcomp.blocks.kronecker_inputs import KroneckerInputs
 from ifcomp.layers.registry import Selection
+from ifcomp.layers.rules.conv import conv, unfold
 from oracles import Convolution, patches
 
 TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -28,7 +25,7 @@ TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution and the size of its inputs; the representation is what a failing example shows."""
+    """A convolution and the size of its inputs."""
 
     axes: int
     channels: int
@@ -37,7 +34,7 @@ class Shape:
     options: tuple[tuple[str, Any], ...]
 
     def make(self) -> Convolution:
-        """The module, with torch's own initial values."""
+        """The module, with the default initialisation."""
         return TYPES[self.axes - 1](self.channels, self.outputs, **dict(self.options))
 
     def inputs(self, size: int) -> Tensor:
@@ -48,7 +45,7 @@ class Shape:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Tiny convolutions of every option that has at least one output position."""
+    """Tiny convolutions with every option, and at least one output position."""
     axes = draw(st.integers(1, 3))
     largest = (7, 5, 3)[axes - 1]
 
@@ -80,7 +77,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def widths(padding: str | int | tuple[int, ...], spans: list[int]) -> list[tuple[int, int]]:
-    """Padding before and after each axis, to draw only what torch accepts."""
+    """Padding before and after each axis."""
     if padding == "same":
         return [(span // 2, span - span // 2) for span in spans]
     if padding == "valid":
@@ -89,91 +86,70 @@ def widths(padding: str | int | tuple[int, ...], spans: list[int]) -> list[tuple
     return [(side, side) for side in sides]
 
 
-def columns(inputs: Tensor, module: nn.Module) -> Tensor:
-    """Unfolded inputs [N, G, J, T]."""
-    view = unfold(inputs, module)
-    positions = view.dim() - len(module.kernel_size)
-    return view.flatten(positions).flatten(2, positions - 1)
+def unfolded(inputs: Tensor, module: Convolution) -> Tensor:
+    """Patches [N, G, J, T] of inputs [N, G*C, *S]."""
+    return unfold(inputs.unflatten(1, (module.groups, -1)), module)
 
 
-many = settings(max_examples=60, deadline=None, derandomize=True)
+def canonical_inputs(module: Convolution, inputs: Tensor, rows: int, *, sua: bool) -> KroneckerInputs:
+    """Canonical inputs of the block of a convolution, for inputs [B*R, G*C, *S] with R rows per example."""
+    tracked = conv("x", module, Selection(sua=sua))
+    assert tracked is not None
+    (layer,) = tracked.layers
+    by_example = inputs.unflatten(0, (-1, rows))
+    output_size = module(inputs[:rows]).numel()
+    result = layer.inputs([by_example], [output_size], torch.float64)
+    assert isinstance(result, KroneckerInputs)
+    return result
 
 
-@many
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@drawn
 @given(shapes())
 def test_patches_equal_the_oracle(shape: Shape) -> None:
     module, inputs = shape.make().double(), shape.inputs(2)
-    found = columns(inputs, module)
-    assert torch.equal(found, patches(inputs, module).mT)
-    kernel = module.weight.detach().reshape(module.groups, -1, found.shape[2])
+    result = unfolded(inputs, module)
+    assert torch.equal(result, patches(inputs, module).mT)
+    kernel = module.weight.detach().reshape(module.groups, -1, result.shape[2])
     bias = 0.0 if module.bias is None else module.bias.detach()[:, None]
     convolved = module(inputs).detach().flatten(2)
-    torch.testing.assert_close((kernel @ found).flatten(1, 2) + bias, convolved, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((kernel @ result).flatten(1, 2) + bias, convolved, rtol=1e-12, atol=1e-12)
 
 
-@many
-@given(shapes())
-def test_windows_are_patches(shape: Shape) -> None:
+@drawn
+@given(shapes(), st.sampled_from([1, 3]))
+def test_canonical_inputs_are_patches(shape: Shape, rows: int) -> None:
+    """With one and with several rows per example."""
     module, inputs = shape.make().double(), shape.inputs(6)
-    site = conv("x", module, Selection(sua=False))
-    assert site is not None
-    (block,) = site.blocks
-    assert isinstance(block, KroneckerBlock)
-    assert block.has_windows is (module.kernel_size[-1] > 1 and module.dilation[-1] == 1)
-    assume(block.has_windows)
-    for rows in (1, 3):
-        own = block.windows(inputs.unflatten(0, (-1, rows)))
-        assert all(part.is_contiguous() for part in own[:3])
-        where = own.places[:, None, None] + own.runs[:, None] + torch.arange(own.length)
-        expected = patches(inputs, module).unflatten(0, (-1, rows)).transpose(1, 2)  # [B, G, R, T, J]
-        assert torch.equal(own.images[:, where.long()].flatten(2), expected.flatten(2, 3).flatten(0, 1))
+    by_example = patches(inputs, module).mT.unflatten(0, (-1, rows))  # [B, R, G, J, T]
+    expected = by_example.permute(0, 2, 3, 1, 4).flatten(3)
+    if module.bias is not None:
+        expected = torch.cat([expected, torch.ones_like(expected[:, :, :1])], 2)
+    canonical = canonical_inputs(module, inputs, rows, sua=False)
+    assert canonical.positions == expected.shape[3]
+    assert torch.equal(canonical.unfold(), expected)
+    assert torch.equal(canonical.unfold(slice(1, 2)), expected[1:2])
 
 
-@many
+@drawn
 @given(shapes())
-def test_rotated_windows_are_patches_with_rotated_channels(shape: Shape) -> None:
+def test_shared_offsets_rotate_the_channels_of_patches(shape: Shape) -> None:
     module, inputs = shape.make().double(), shape.inputs(2)
-    site = conv("x", module, Selection(sua=True))
-    assert site is not None
-    (block,) = site.blocks
-    assume(isinstance(block, KroneckerBlock) and block.shared_offsets)
-    assert isinstance(block, KroneckerBlock)
-    basis = torch.randn(block.groups, block.channels, block.channels, dtype=torch.float64)
-    by_channel = patches(inputs, module).unflatten(-1, (block.channels, -1))  # [N, G, T, C, offsets]
-    expected = torch.einsum("ngtck,gcd->ngtkd", by_channel, basis).flatten(3)
-    found = block.rotated_windows(inputs, basis).flatten(2, 1 + shape.axes).flatten(3)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    canonical = canonical_inputs(module, inputs, 1, sua=True)
+    assume(canonical.shape.shares_offsets)
+    channels = canonical.shape.channels
+    basis = torch.randn(module.groups, channels, channels, dtype=torch.float64)
+    by_channel = patches(inputs, module).unflatten(-1, (channels, -1))  # [N, G, T, C, offsets]
+    expected = torch.einsum("ngtck,gcd->ngdkt", by_channel, basis).flatten(2, 3)
+    if module.bias is not None:
+        expected = torch.cat([expected, torch.ones_like(expected[:, :, :1])], 2)
+    rotated = canonical.rotate(Basis(basis, torch.empty(0)))
+    torch.testing.assert_close(rotated, expected, rtol=1e-12, atol=1e-12)
 
 
-@many
-@given(shapes())
-def test_pairs_leave_out_nothing_but_padding(shape: Shape) -> None:
-    """Inputs are above zero, so that what is zero is padding; so they stay with a basis above zero."""
-    module, inputs = shape.make().double(), shape.inputs(2).abs() + 0.1
-    site = conv("x", module, Selection(sua=True))
-    assert site is not None
-    (block,) = site.blocks
-    assume(isinstance(block, KroneckerBlock) and block.shared_offsets)
-    assert isinstance(block, KroneckerBlock)
-    seen = patches(inputs, module).unflatten(-1, (block.channels, -1))[0, 0, :, 0] > 0  # [T, offsets]
-    assert torch.equal(block.inside(inputs.shape[2:]), seen)
-    basis = Basis(torch.rand(block.groups, block.channels, block.channels, dtype=torch.float64), torch.empty(0))
-    assert basis.inputs is not None
-    windows = block.rotated_windows(inputs, basis.inputs).flatten(2, 1 + shape.axes).flatten(3)  # [N, G, T, J]
-    if block.has_bias:
-        windows = torch.cat([windows, torch.ones_like(windows[..., :1])], 3)
-    recording: Any = SimpleNamespace(
-        batch=2,
-        positions=lambda _: len(seen),
-        inside=lambda block: block.inside(inputs.shape[2:]),
-        rotated_windows=lambda _block, _basis, examples, _width: windows[examples],
-    )
-    weights = torch.rand(block.groups, block.rows, block.columns, dtype=torch.float64)
-    expected = torch.einsum("goj,ngtj,nguj->ngotu", weights, windows, windows)
-    torch.testing.assert_close(pair_matrix(recording, block, basis, weights), expected, rtol=1e-12, atol=1e-12)
-
-
-@many
+@drawn
 @given(shapes(), st.booleans(), st.sampled_from([1.0, 0.3, 0.0]))
 def test_influence_equals_the_oracle(shape: Shape, sua: bool, beta: float) -> None:
     def build() -> nn.Module:
@@ -191,28 +167,7 @@ def test_influence_equals_the_oracle(shape: Shape, sua: bool, beta: float) -> No
     assert_same(ifc.influence(inputs), oracle_influence(ifc, ifc.model, oracle_blocks(case), inputs, 1e-3), floor=0.0)
 
 
-@pytest.mark.parametrize(("channels", "groups", "found"), [(8, 1, True), (9, 1, False), (16, 2, True), (18, 2, False)])
-def test_gradients_of_few_channels_are_formed_from_windows(channels: int, groups: int, found: bool) -> None:
-    site = conv("x", nn.Conv2d(channels, groups, 3, groups=groups), Selection(sua=False))
-    assert site is not None
-    (block,) = site.blocks
-    assert isinstance(block, KroneckerBlock)
-    assert block.has_windows is found
-
-
-def test_images_of_windows_have_their_signs() -> None:
-    """The library reads memory, and knows nothing of a sign that is still to be changed."""
-    module, inputs = nn.Conv1d(2, 1, 3), torch.randn(4, 1, 2, 5)
-    site = conv("x", module, Selection(sua=False))
-    assert site is not None
-    (block,) = site.blocks
-    assert isinstance(block, KroneckerBlock)
-    images = block.windows(torch._neg_view(inputs)).images
-    assert not images.is_neg()
-    assert torch.equal(images, -inputs.flatten(1))
-
-
-def test_positions_that_see_nothing_but_padding() -> None:
+def test_positions_that_see_only_padding_add_nothing() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2, padding=1, bias=False), nn.Flatten(), nn.Linear(3, 3))
     inputs = torch.randn(4, 2, 1)
@@ -224,9 +179,9 @@ def test_positions_that_see_nothing_but_padding() -> None:
 
 
 def test_every_offset_of_a_kernel_is_read() -> None:
-    """Input entries that are their own position, so that no two patches can be mistaken for each other."""
+    """The value of an input entry is its position, so that all patches differ."""
     for kind, stride, dilation in product(range(3), (1, 2), (1, 2)):
         axes = kind + 1
         module = TYPES[kind](2, 1, 2, stride=stride, dilation=dilation, padding=1)
         inputs = 1.0 + torch.arange(2 * 4**axes, dtype=torch.float64).reshape(1, 2, *[4] * axes)
-        assert torch.equal(columns(inputs, module), patches(inputs, module).mT)
+        assert torch.equal(unfolded(inputs, module), patches(inputs, module).mT)

@@ -1,22 +1,16 @@
-"""Models as people have them: wrapped, compiled, scripted, parametrised, in half precision, half finished.
+"""Unusual models: parametrised weights, control flow, untrained statistics, dead layers and half precision.
 
-Each is compared with the dense oracle on the plain model, or refused with an error that says what to do.
+Each is compared with the dense oracle of the plain model, or refused with advice.
 """
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.testing import assert_close
 
 from cases import Apply, mean, seeded, weight
 from comparison import assert_same, oracle_influence
@@ -46,202 +40,27 @@ def diagonal(*names: str) -> list[OracleBlock]:
     return [OracleBlock("diagonal", (name,)) for name in names]
 
 
-def says(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
+def check_message(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
     message = str(caught.value)
     missing = [word for word in words if word not in message]
     assert not missing, f"{missing} not in: {message}"
 
 
-# Wrapped and compiled -----------------------------------------------------------------------------------------------
+# Parametrised weights
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def compiled_in_place(model: nn.Module) -> nn.Module:
-    model.compile(backend="eager")
-    return model
-
-
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "data_parallel": DataParallel,
-    "compiled": lambda model: torch.compile(model, backend="eager"),
-    "compiled_aot": lambda model: torch.compile(model, backend="aot_eager"),
-    "compiled_in_place": compiled_in_place,
-    "compiled_data_parallel": lambda model: torch.compile(DataParallel(model), backend="eager"),
-}
-
-
-def matches_oracle(wrapped: nn.Module) -> IFComp:
-    ifc = fit(wrapped)
-    assert [row.name for row in ifc.coverage.rows] == ["body", "head"]
-    assert_same(ifc.influence(X), oracle_influence(ifc, net(), [weight("body"), weight("head")], X, DAMPING))
-    return ifc
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrapped_models_are_what_is_inside(wrapper: str) -> None:
-    matches_oracle(WRAPPERS[wrapper](net()))
-
-
-def test_a_distributed_model_is_what_is_inside(group: None) -> None:
-    matches_oracle(DistributedDataParallel(net()))
-
-
-def test_a_compiled_part_is_covered_whole() -> None:
-    model = net()
-    model.body = torch.compile(model.body, backend="eager")
-    ifc = fit(model)
-    assert [(row.name, row.kind) for row in ifc.coverage.rows] == [("body._orig_mod", "linear"), ("head", "linear")]
-    assert torch.equal(ifc.influence(X), fit(net()).influence(X))
-
-
-def test_factors_serve_a_model_with_and_without_its_wrapper(tmp_path: Path) -> None:
-    fit(DataParallel(net())).save(tmp_path / "wrapped")
-    fit(net()).save(tmp_path / "plain")
-    expected = fit(net()).influence(X)
-    assert torch.equal(IFComp.load(tmp_path / "wrapped", net()).influence(X), expected)
-    assert torch.equal(IFComp.load(tmp_path / "plain", torch.compile(net(), backend="eager")).influence(X), expected)
-
-
-def test_a_wrapped_model_works_as_before() -> None:
-    wrapped = torch.compile(net(), backend="eager")
-    fit(wrapped).influence(X)
-    assert_close(wrapped(X), net()(X))
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # before torch 2.6
-        from torch.distributed._composable.fsdp import fully_shard
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    return model
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, about FSDP on CPUs
-@pytest.mark.parametrize(
-    "shard", [lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")), sharded], ids=["1", "2"]
-)
-def test_sharded_parameters_are_refused(shard: Callable[[nn.Module], nn.Module], group: None) -> None:
-    with pytest.raises(ModelError) as caught:
-        IFComp(shard(net()))
-    says(caught, "FSDP", "full state dict", "plain model")
-
-
-# TorchScript --------------------------------------------------------------------------------------------------------
-
-PARAMETERS = ("body.weight", "body.bias", "head.weight", "head.bias")
-
-SCRIPTED: dict[str, tuple[Callable[[], nn.Module], list[OracleBlock]]] = {
-    "script": (lambda: torch.jit.script(net()), diagonal(*PARAMETERS)),
-    "trace": (lambda: torch.jit.trace(net(), X), diagonal(*PARAMETERS)),
-}
-
-
-@pytest.mark.parametrize("kind", SCRIPTED)
-def test_scripted_models_have_diagonal_blocks(kind: str) -> None:
-    make, blocks = SCRIPTED[kind]
-    ifc = fit(make())
-    assert {row.treatment for row in ifc.coverage.rows} == {"diagonal"}
-    assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
-
-
-def test_a_scripted_part_has_diagonal_blocks() -> None:
-    model = net()
-    model.body = torch.jit.script(model.body)
-    ifc = fit(model)
-    blocks = [*diagonal("body.weight", "body.bias"), weight("head")]
-    assert_same(ifc.influence(X), oracle_influence(ifc, net(), blocks, X, DAMPING))
-
-
-def test_a_frozen_script_is_refused() -> None:
-    with pytest.raises(ModelError) as caught:
-        IFComp(torch.jit.freeze(torch.jit.script(net())))
-    says(caught, "torch.jit.freeze", "model that was trained")
-
-
-# Quantised and without values ---------------------------------------------------------------------------------------
-
-
-def quantised() -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(net().float(), {nn.Linear}, dtype=torch.qint8)
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, about quantisation
-def test_dynamically_quantised_layers_are_refused() -> None:
-    whole, part = quantised(), net().float()
-    part.body = whole.body
-    for model, names in ((whole, "body, head"), (part, "(body)")):
-        with pytest.raises(ModelError) as caught:
-            IFComp(model)
-        says(caught, "quantised", names, "before quantisation")
-
-
-class StaticallyQuantised(nn.Module):
-    """A body that will be quantised, and a head that will not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quantise, self.body = torch.ao.quantization.QuantStub(), nn.Linear(4, 6)
-        self.back, self.head = torch.ao.quantization.DeQuantStub(), nn.Linear(6, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.back(self.body(self.quantise(x))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, about quantisation
-def test_layers_after_statically_quantised_ones_are_covered() -> None:
-    x = X.float()
-    model = seeded(StaticallyQuantised)()
-    model.qconfig, model.head.qconfig = torch.ao.quantization.get_default_qconfig("x86"), None
-    model = torch.ao.quantization.prepare(model)
-    model(x)
-    model = torch.ao.quantization.convert(model)
-    ifc = fit(model, x)
-    assert [row.name for row in ifc.coverage.rows] == ["head"]
-    features = model.features(x).detach()
-    assert torch.equal(ifc.influence(x), fit(model.head, features).influence(features))
-
-
-def test_tensors_without_values_are_refused() -> None:
-    model = net()
-    model.head.to("meta")
-    with pytest.raises(ModelError) as caught:
-        IFComp(model)
-    says(caught, "meta", "head.weight", "head.bias", "load_state_dict")
-    assert "body" not in str(caught.value)
-
-
-def test_a_long_list_of_names_is_cut_short() -> None:
-    with pytest.raises(ModelError) as caught:
-        IFComp(nn.Sequential(*(nn.Linear(4, 4) for _ in range(10))).to("meta"))
-    says(caught, "0.weight", "and 12 more")
-
-
-# Parametrised weights -----------------------------------------------------------------------------------------------
-
-
-class Doubled(nn.Module):
-    """A parametrisation that is no identity."""
+class Signed(nn.Module):
+    """A parametrisation that changes the weight."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * weight.abs()
 
 
 def custom(layer: nn.Module) -> None:
-    parametrize.register_parametrization(layer, "weight", Doubled())
+    parametrize.register_parametrization(layer, "weight", Signed())
 
 
-#: How a layer is parametrised, and what its parameters are called then.
+#: Parametrisations of a layer, and the names of its parameters.
 PARAMETRISED: dict[str, tuple[Callable[[nn.Module], object], tuple[str, ...]]] = {
     "spectral_norm": (parametrizations.spectral_norm, ("parametrizations.weight.original",)),
     "spectral_norm_by_hooks": (nn.utils.spectral_norm, ("weight_orig",)),
@@ -272,11 +91,11 @@ def test_parametrised_weights_have_diagonal_blocks(kind: str, training: bool) ->
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-# Control flow -------------------------------------------------------------------------------------------------------
+# Control flow
 
 
 class Branching(nn.Module):
-    """One of two layers, by the sign of an example's sum."""
+    """One of two layers, chosen by the sign of the sum of each example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +109,7 @@ class Branching(nn.Module):
 
 
 class Routing(Branching):
-    """The same in two groups."""
+    """The same choice, with the examples of each layer in one call."""
 
     def forward(self, x: Tensor) -> Tensor:
         first = x.sum(1) > 0
@@ -299,14 +118,14 @@ class Routing(Branching):
 
 
 class ByBatch(Branching):
-    """One decision for the whole batch."""
+    """One choice for the whole batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.choose(x)))
 
 
 @pytest.mark.parametrize("kind", [Branching, Routing])
-def test_decisions_for_each_example_are_followed(kind: type[nn.Module]) -> None:
+def test_choices_per_example_are_exact(kind: type[nn.Module]) -> None:
     model = seeded(kind)().double()
     assert 0 < int((X.sum(1) > 0).sum()) < len(X)
     ifc = fit(model)
@@ -315,23 +134,23 @@ def test_decisions_for_each_example_are_followed(kind: type[nn.Module]) -> None:
     assert_same(ifc.influence(X), expected)
 
 
-def test_a_layer_that_runs_otherwise_later_is_named() -> None:
-    """All of the first batch go one way, and of the second only two of four."""
+def test_a_layer_that_runs_differently_later_is_named() -> None:
+    """All examples of the first batch use one layer, of the second batch only two of four."""
     x = torch.ones(4, 4, dtype=torch.float64) * torch.tensor([[1.0], [2.0], [-1.0], [-2.0]])
     with pytest.raises(ModelError) as caught:
         IFComp(seeded(Routing)().double()).fit([x.abs(), x])
-    says(caught, "Layer 'one'", "does not run as", "[2, 4]", "batch of 4", "layers=")
+    check_message(caught, "Layer 'one'", "does not run as", "[2, 4]", "batch of 4", "layers=")
 
 
 @pytest.mark.parametrize("sums", [(3.0, -2.0, 1.0), (1.0, -2.0, 3.0), (-2.0, 1.0, 3.0)], ids=str)
-def test_a_decision_for_the_batch_is_refused(sums: tuple[float, ...]) -> None:
+def test_a_choice_for_the_whole_batch_is_refused(sums: tuple[float, ...]) -> None:
     x = torch.ones(3, 4, dtype=torch.float64) * torch.tensor(sums).unsqueeze(1)
     with pytest.raises(ModelError) as caught:
         fit(seeded(ByBatch)().double(), x)
-    says(caught, "depend on the other examples", "decision", "whole batch")
+    check_message(caught, "depend on the other examples", "decision", "whole batch")
 
 
-# Modes, statistics, layouts ------------------------------------------------------------------------------------------
+# Modes, statistics, layouts
 
 
 def with_norm(updated: bool) -> nn.Module:
@@ -344,14 +163,14 @@ def with_norm(updated: bool) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("error")
-def test_statistics_that_were_never_updated_are_told() -> None:
-    with pytest.warns(IfcompWarning, match="statistics of 1 .* mean 0 and variance 1.*train mode") as told:
+def test_statistics_that_were_never_updated_cause_a_warning() -> None:
+    with pytest.warns(IfcompWarning, match="statistics of 1 .* mean 0 and variance 1.*train mode") as caught:
         fit(with_norm(updated=False))
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     fit(with_norm(updated=True))
 
 
-def test_dropout_in_train_mode_is_switched_off() -> None:
+def test_dropout_is_disabled() -> None:
     model = nn.Sequential(net().body, nn.Dropout(0.9), nn.Tanh(), nn.Dropout(0.9), net().head).train()
     ifc = fit(model)
     assert torch.equal(ifc.influence(X), fit(net()).influence(X))
@@ -369,18 +188,18 @@ def test_a_channels_last_model_gives_the_same() -> None:
     assert_same(ifc.influence(x), oracle_influence(ifc, plain, [weight("0"), weight("3")], x, DAMPING))
 
 
-def test_more_logits_than_classes_in_the_data_are_as_good() -> None:
+def test_there_may_be_more_logits_than_classes_in_the_data() -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 8)))().double()
     ifc = IFComp(model, fisher="exact", damping=DAMPING).fit([(X, Y)])
     assert_same(ifc.influence(X), oracle_influence(ifc, model, [weight("0"), weight("2")], X, DAMPING))
     assert ifc.score([(X, Y)]).frame["label"].tolist() == Y.tolist()
 
 
-# Dead layers --------------------------------------------------------------------------------------------------------
+# Dead layers
 
 
 def with_dead_layer() -> nn.Module:
-    """The hidden units are never active, so that only the bias of the head has a gradient."""
+    """The hidden units are never active, so only the bias of the head has a gradient."""
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))().double()
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
@@ -396,7 +215,7 @@ def test_a_dead_layer_adds_nothing() -> None:
     assert [layer.verdict for layer in ifc.coverage.health] == ["dead", "fine"]
 
 
-def test_a_model_of_which_nothing_has_a_gradient_scores_nothing() -> None:
+def test_a_model_without_gradients_has_no_influence() -> None:
     model = nn.Sequential(with_dead_layer()[0], nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
     ifc = fit(model)
     for damping in (0.0, 1e-3, Relative(0.1)):
@@ -404,7 +223,7 @@ def test_a_model_of_which_nothing_has_a_gradient_scores_nothing() -> None:
         assert not ifc.score([X], damping=damping).frame.isna().any(axis=None)
 
 
-# Half precision -----------------------------------------------------------------------------------------------------
+# Half precision
 
 
 class Scaled(nn.Module):
@@ -423,16 +242,16 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steepness", [1.0, 10.0, 30.0])
-def test_half_precision_is_the_same_model_up_to_rounding(steepness: float, dtype: torch.dtype) -> None:
-    """With a steep head many residuals are below 6e-8, where float16 has no more numbers.
+def test_half_precision_equals_double_up_to_rounding(steepness: float, dtype: torch.dtype) -> None:
+    """With a steep head many residuals are below 6e-8, the smallest number of float16.
 
-    Rounding of a logit z by ``eps |z|`` changes probabilities, and so influence, by about as much, relatively.
+    A rounding error of ``eps |z|`` of a logit z changes probabilities and influence by about this relative error.
     """
     half = seeded(lambda: Scaled(steepness))().to(dtype)
     double, x = copy.deepcopy(half).double(), X.to(dtype)
-    found = IFComp(half, fisher="exact").fit([x]).influence(x)
+    result = IFComp(half, fisher="exact").fit([x]).influence(x)
     expected = IFComp(double, fisher="exact").fit([x.double()]).influence(x.double())
-    error = (found / expected - 1).abs()
+    error = (result / expected - 1).abs()
     rounding = torch.finfo(dtype).eps * (1 + float(double(x.double()).detach().abs().max()))
     assert float(error.median()) < rounding
     assert float(error.max()) < 5 * rounding
@@ -444,4 +263,4 @@ def test_gradients_that_overflow_in_half_precision_are_refused() -> None:
         model[2].weight.fill_(6e4).view(-1)[0] = 0
     with pytest.raises(NonFiniteError) as caught:
         IFComp(model.half()).fit([X.half()])
-    says(caught, "float16", "model.float()", "bfloat16")
+    check_message(caught, "float16", "model.float()", "bfloat16")

@@ -74,7 +74,7 @@ class Block(ABC):
     @property
     @abstractmethod
     def treatment(self) -> str:
-        """How the curvature is represented, for coverage tables."""
+        """Representation of the curvature, for coverage tables."""
 
     @property
     @abstractmethod

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ifcomp.blocks.block import Basis, Block, FactorShapes, Form
-from ifcomp.blocks.kronecker_forms import DirectForm, pair_form
+from ifcomp.blocks.kronecker_forms import DirectForm, gradient_slabs, pair_form
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, rotate
 from ifcomp.blocks.kronecker_plan import KroneckerPlan, make_plan
-from ifcomp.blocks.kronecker_slabs import gradient_slabs
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ MAX_CONDITION = 1e3
 
 @dataclass(frozen=True)
 class KroneckerPlan:
-    """How the gradients of one block are formed.
+    """Rotation, kernel and slab size of one block.
 
     Attributes:
         kernel: The algorithm of the quadratic form.

@@ -139,7 +139,7 @@ def _shown(ifc: IFComp, record: Record, seconds: float) -> list[RenderableType]:
     if uncovered:
         shown.append(table(("not covered", "kind", "reason", "parameters"), uncovered, left=3))
     if coverage.unhealthy:
-        rows = [(layer.name, layer.verdict, layer.words) for layer in coverage.unhealthy]
+        rows = [(layer.name, layer.verdict, layer.description) for layer in coverage.unhealthy]
         shown.append(table(("unhealthy", "verdict", "reason"), rows, left=3))
     if coverage.suggested != ifc.damping:
         shown.append(paragraph(f"Suggested damping: --damping {options.format_damping(coverage.suggested)}."))

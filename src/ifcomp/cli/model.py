@@ -91,8 +91,7 @@ def _read_torch(file: Path) -> Any:
     """Read a ``torch.save`` file with torch's reader of plain tensors, memory-mapped.
 
     The file is checked first: it must be an uncompressed zip archive, the format since torch 1.6, and its pickle may
-    name only what rebuilds tensors. Older formats, which have exploits up to torch 2.5, and calls that allocate memory
-    never reach torch's reader.
+    name only what rebuilds tensors. Older formats and calls that allocate memory never reach torch's reader.
     """
     with file.open("rb") as stream:
         if stream.read(4) != b"PK\x03\x04":

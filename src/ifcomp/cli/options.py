@@ -147,7 +147,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How data is read. None stands for the default."""
+    """Options for reading data. None stands for the default."""
 
     batch_size: Annotated[
         int | None,
@@ -215,7 +215,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class SuspectOptions:
-    """How many labels an audit flags as suspects. By default it flags the labels that the model contradicts."""
+    """Number of labels that an audit flags as suspects. By default it flags the labels that the model contradicts."""
 
     noise_rate: Annotated[
         float | None,

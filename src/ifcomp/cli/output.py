@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ifcomp.errors import SettingError, StorageError
+from ifcomp.optional import requires_package
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +142,13 @@ def records(frame: pd.DataFrame, source: Source) -> list[dict[str, Any]]:
 
 
 def check_target(path: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise an error if the file cannot be written. Commands call this before any work is done."""
+    """Raise an error if the file cannot be written. Commands call this before any work is done.
+
+    Raises:
+        SettingError: If the file has none of the suffixes.
+        StorageError: If the file cannot be created.
+        MissingPackageError: If the file is a Parquet file and pyarrow is not installed.
+    """
     target = Path(path)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
@@ -151,6 +158,9 @@ def check_target(path: str, suffixes: Sequence[str] = ()) -> None:
         raise StorageError(f"Cannot write '{path}': there is no folder '{target.parent}'.")
     if not os.access(target.parent, os.W_OK):
         raise StorageError(f"Cannot write '{path}': the folder '{target.parent}' is not writable.")
+    if target.suffix == ".parquet":
+        with requires_package("pyarrow", "parquet"):
+            import pyarrow.parquet  # noqa: F401
 
 
 def write_table(

@@ -25,8 +25,8 @@ def predict(
     model: options.ModelOptions,
     reading: options.DataOptions,
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="Table with one row per input: .parquet or .csv.")
-    ] = "predictions.parquet",
+        str, typer.Option(metavar="FILE", help="Table with one row per input: .csv or .parquet.")
+    ] = "predictions.csv",
     alpha: Annotated[
         float | None,
         typer.Option(

@@ -20,7 +20,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The study, such as ood or mislabel; 'list' lists them, 'all' runs all that have the preset.",
+            help="The study, such as ood or mislabel; 'list' lists them, 'all' runs every study with the preset.",
         ),
     ],
     preset: Annotated[

@@ -13,7 +13,7 @@ from ifcomp.cli.output import TABLE_SUFFIXES, Outcome, check_target, paragraph, 
 if TYPE_CHECKING:
     from ifcomp import ScoreTable
 
-EPILOG = "[bold]Example:[/bold] ifcomp score run.ifcomp npz:new.npz --out scores.parquet"
+EPILOG = "[bold]Example:[/bold] ifcomp score run.ifcomp npz:new.npz --out scores.csv"
 
 #: Columns that are summarised on the terminal.
 SUMMARISED = ("confidence", "surprise", "parametric_complexity", "error", "stochastic_complexity")
@@ -31,7 +31,7 @@ def score(
             show_default="the training data of the run",
         ),
     ] = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Table of scores: .parquet or .csv.")] = "scores.parquet",
+    out: Annotated[str, typer.Option(metavar="FILE", help="Table of scores: .csv or .parquet.")] = "scores.csv",
     seen: Annotated[
         bool | None,
         typer.Option(

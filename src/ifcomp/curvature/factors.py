@@ -37,13 +37,13 @@ Damping = float | Relative
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How the curvature is estimated.
+    """Settings of the estimate of the curvature.
 
     Attributes:
         beta: Inverse temperature of the model's distribution; 0 is the uniform limit.
         fisher: Labels sampled from the model, all labels weighted by it, or the data's own labels.
         label_samples: Labels drawn per example and pass (sampled only).
-        seed: Of the label samples.
+        seed: Seed of the label samples.
     """
 
     beta: float = 1.0

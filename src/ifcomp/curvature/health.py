@@ -1,9 +1,9 @@
-"""Which layers' results hang on the damping, and which layers say nothing at all: from the factors alone.
+"""Health of layers: which results depend on the damping, and which layers have no gradient.
 
-On training data the mean of a layer's expected influence is ``f(delta) = sum Lambda / (Lambda + delta)``, the number of
-directions that its curvature, not the damping, decides. Where all curvature is far below the damping it is
-proportional to ``1 / delta``: then ten times the damping divides it by ten, and the layer's part of every score is a
-matter of choice. Where curvature decides, ten times the damping changes little.
+The mean expected influence of a layer over the training data is ``f(delta) = sum Lambda / (Lambda + delta)``, its
+number of effective parameters. If all curvature is far below the damping, f is proportional to ``1 / delta``: ten times
+the damping divides it by ten, and the layer's part of every score is a matter of choice. If the curvature
+dominates, ten times the damping changes little.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from torch import Tensor
 from ifcomp.curvature.factors import Damping, Factors, Relative, inverse_curvature
 from ifcomp.layers.coverage import Coverage
 
-#: A layer's result hangs on the damping if ten times as much divides it by more than this; 10 is the most.
+#: A layer depends on the damping if ten times the damping divides its influence by more than this; 10 is the maximum.
 FACTOR = 5.0
 
 #: A layer is faint if its mean squared gradient is below this share of the largest layer's.
 FAINT = 1e-8
 
-#: Multiples of the mean curvature that can be suggested, the largest that will do.
+#: Multiples of the mean curvature that can be suggested, largest first.
 _MULTIPLES = tuple(10.0**-exponent for exponent in range(1, 9))
 
-_WORDS = {
-    "dead": "no training example has a gradient here, so nothing but the damping decides: leave it out with layers=",
-    "faint": "its gradients are next to nothing beside those of other layers; with Relative damping it counts as they "
-    "do all the same: leave it out with layers=, or give an absolute damping",
-    "damping": "ten times the damping divides its expected influence by {factor:.1f}: take less",
+_DESCRIPTIONS = {
+    "dead": "no training example has a gradient, so only the damping determines its influence; leave it out with "
+    "layers=",
+    "faint": "its gradients are negligible beside those of other layers, but Relative damping weighs it like them; "
+    "leave it out with layers=, or give an absolute damping",
+    "damping": "ten times the damping divides its expected influence by {factor:.1f}; use less damping",
 }
 
 
 @dataclass(frozen=True)
 class LayerHealth:
-    """How far a layer's results can be relied on.
+    """Reliability of the results of a layer.
 
     Attributes:
         name: The layer.
-        effective: ``f(delta)``, how many of its directions count.
-        factor: ``f(delta) / f(10 delta)``, from 1, where curvature decides, to 10, where damping does.
+        effective: ``f(delta)``, its number of effective parameters.
+        factor: ``f(delta) / f(10 delta)``, from 1 (curvature dominates) to 10 (damping dominates).
         share: Its mean squared gradient over that of the layer with the largest.
         verdict: "fine", "dead", "faint" or "damping".
     """
@@ -52,20 +53,20 @@ class LayerHealth:
     verdict: str
 
     @property
-    def words(self) -> str:
-        """What is wrong, and what to do."""
-        return _WORDS.get(self.verdict, "fine").format(factor=self.factor)
+    def description(self) -> str:
+        """The problem and its solution."""
+        return _DESCRIPTIONS.get(self.verdict, "fine").format(factor=self.factor)
 
 
 @dataclass(frozen=True)
 class FittedCoverage(Coverage):
-    """What is covered, and how healthy each layer is at a damping.
+    """Coverage with the health of each layer.
 
     Attributes:
         health: One entry for each covered layer.
-        damping: What it was judged at.
-        suggested: That damping if no layer that is neither dead nor faint hangs on it, else the largest power of ten
-            times the mean curvature at which none does.
+        damping: Damping at which health is judged.
+        suggested: The damping itself if no layer depends on it, else the largest power of ten times the mean
+            curvature on which none depends. Dead and faint layers do not count.
     """
 
     health: tuple[LayerHealth, ...]
@@ -74,7 +75,7 @@ class FittedCoverage(Coverage):
 
     @property
     def unhealthy(self) -> tuple[LayerHealth, ...]:
-        """Layers to look at."""
+        """Layers with a problem."""
         return tuple(layer for layer in self.health if layer.verdict != "fine")
 
     def __str__(self) -> str:
@@ -83,19 +84,19 @@ class FittedCoverage(Coverage):
     def health_lines(self) -> list[str]:
         """The health section of the printed table."""
         lines = [f"healthy: {len(self.health) - len(self.unhealthy)} of {len(self.health)} layers at {self.damping!r}"]
-        lines += [f"  {layer.name} ({layer.verdict}): {layer.words}" for layer in self.unhealthy]
+        lines += [f"  {layer.name} ({layer.verdict}): {layer.description}" for layer in self.unhealthy]
         if self.suggested != self.damping:
             lines.append(f"suggested damping: {self.suggested!r}")
         return lines
 
 
 def with_health(coverage: Coverage, factors: Factors, damping: Damping) -> FittedCoverage:
-    """A coverage with the health of its layers.
+    """Add the health of its layers to a coverage.
 
     Args:
-        coverage: What is covered.
+        coverage: Treatment of the parameters.
         factors: The fitted curvature.
-        damping: What scores are made with.
+        damping: Damping of the scores.
     """
     sizes = {name: float(block.second_moments.double().sum()) for name, block in factors.blocks.items()}
     largest = max(sizes.values(), default=0.0)
@@ -114,7 +115,7 @@ def _layer_health(factors: Factors, name: str, damping: Damping, size: float, la
 
 
 def damping_factor(second_moments: Tensor, damping: float) -> float:
-    """``f(delta) / f(10 delta)`` of a layer: what ten times the damping divides its mean expected influence by."""
+    """``f(delta) / f(10 delta)``: the factor by which ten times the damping divides the mean expected influence."""
     more = _effective(second_moments, 10 * damping)
     return _effective(second_moments, damping) / more if more else 1.0
 
@@ -125,11 +126,11 @@ def _effective(second_moments: Tensor, damping: float) -> float:
 
 
 def _suggest(factors: Factors, names: Sequence[str], damping: Damping) -> Damping:
-    """The damping itself, or the largest multiple of the mean curvature, that none of the layers hangs on."""
+    """The damping itself, or the largest multiple of the mean curvature, on which none of the layers depends."""
 
-    def decides(candidate: Damping) -> bool:
+    def dominates(candidate: Damping) -> bool:
         moments = {name: factors.blocks[name].second_moments for name in names}
         return any(damping_factor(moments[name], factors.damping_of(name, candidate)) > FACTOR for name in names)
 
     candidates: list[Damping] = [damping, *map(Relative, _MULTIPLES)]
-    return next((candidate for candidate in candidates if not decides(candidate)), candidates[-1])
+    return next((candidate for candidate in candidates if not dominates(candidate)), candidates[-1])

@@ -26,7 +26,7 @@ class Cotangents:
 
     @classmethod
     def of(cls, values: Tensor) -> Cotangents:
-        """Cotangents [C, B, K] that are there already."""
+        """Wrap existing cotangents [C, B, K]."""
         return cls(len(values), values.__getitem__)
 
     def chunks(self, size: int) -> Iterator[Tensor]:

@@ -29,7 +29,7 @@ def probe_cotangents(probability: Tensor, probes: int, seed: int) -> Cotangents:
     Args:
         probability: p, [B, K] in float64.
         probes: m, from 1 to K.
-        seed: Of the rotation.
+        seed: Seed of the rotation.
     """
     check_probes(probes, probability.shape[1])
     rotation = torch.from_numpy(_directions(probability.shape[1], probes, seed)).to(probability.device)
@@ -75,7 +75,7 @@ def standard_error(forms: Tensor, classes: int) -> Tensor:
 
 
 def _alone(classes: int, probes: int) -> int:
-    """How many of the columns are not one of a pair; they come first."""
+    """Number of columns that are not one of a pair; they come first."""
     return max(probes % 2, probes - 2 * ((classes - 1) // 2))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ifcomp.errors import DataError, SettingError
-from ifcomp.integrations.optional import requires_package
+from ifcomp.optional import requires_package
 from ifcomp.tasks.mislabel import LabelAudit
 
 with requires_package("cleanlab with Datalab", "cleanlab"):

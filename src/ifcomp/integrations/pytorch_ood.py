@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ifcomp.curvature.factors import Damping, Relative
-from ifcomp.integrations.optional import requires_package
+from ifcomp.optional import requires_package
 from ifcomp.predictor import IFComp
 from ifcomp.tasks.ood import OOD_DAMPING
 

@@ -18,7 +18,7 @@ class CoverageRow:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the parameters are covered, per layer and in total. ``print`` shows a table."""
+    """Treatment of the parameters, per layer and in total. ``print`` shows a table."""
 
     rows: tuple[CoverageRow, ...]
 

@@ -53,7 +53,7 @@ class Inventory:
         return Coverage((*rows, *self.left_out))
 
     def demote(self, names: Collection[str]) -> Inventory:
-        """Give the parameters of modules whose rule does not hold diagonal blocks of their own.
+        """Give the parameters of modules whose rule does not hold diagonal blocks.
 
         Args:
             names: Names of blocks. All blocks of their modules are demoted.

@@ -1,4 +1,4 @@
-"""Where the batch axis of a layer's tensors is."""
+"""The batch axis of a layer's tensors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def check_model(model: nn.Module) -> None:
     if mixing:
         raise ModelError(
             f"BatchNorm with track_running_stats=False ({', '.join(mixing)}) lets the logits of an example depend on "
-            "the other examples of its batch, so examples have no gradients of their own. Use running statistics."
+            "the other examples of its batch, so per-example gradients do not exist. Use running statistics."
         )
     wrong = [
         name
@@ -80,7 +80,7 @@ def _check_transparent(model: nn.Module) -> None:
     if dynamic:
         raise ModelError(
             f"Layers are dynamically quantised ({listed(dynamic)}): they round by the "
-            "largest value of the whole batch, so examples have no gradients of their own. Give the model from before "
+            "largest value of the whole batch, so per-example gradients do not exist. Give the model from before "
             "quantisation; its scores hold for the quantised one up to rounding."
         )
 

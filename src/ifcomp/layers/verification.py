@@ -159,8 +159,8 @@ def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
         )
     if not all(map(_close, alone, logits.detach())):
         raise ModelError(
-            "The logits of an example depend on the other examples of its batch, so examples have no gradients of "
-            "their own. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
+            "The logits of an example depend on the other examples of its batch, so per-example gradients do "
+            "not exist. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
             "batch, a decision that is made once for the whole batch. "
             f"Difference in the first batch: {float((alone - logits.detach()).abs().max()):.3g}."
         )

@@ -14,10 +14,8 @@ from ifcomp.data.factories import is_factory_name
 from ifcomp.data.sources.base import IndexedBatches, Source, SourceRequest
 from ifcomp.data.sources.digits import open_digits
 from ifcomp.data.sources.factory import open_factory
-from ifcomp.data.sources.folder import open_folder
 from ifcomp.data.sources.npz import open_npz
 from ifcomp.data.sources.options import SourceOptions
-from ifcomp.data.sources.parquet import open_parquet
 from ifcomp.errors import SettingError
 
 __all__ = ["IndexedBatches", "Source", "SourceOptions", "open_source", "source_kind"]
@@ -38,12 +36,26 @@ class SourceKind:
     options: tuple[str, ...]
 
 
+def _open_folder(request: SourceRequest) -> Source:
+    """Open a folder of images. Pillow is imported only when it is needed."""
+    from ifcomp.data.sources.folder import open_folder
+
+    return open_folder(request)
+
+
+def _open_parquet(request: SourceRequest) -> Source:
+    """Open a Parquet file. pyarrow is optional, so it is imported only when it is needed."""
+    from ifcomp.data.sources.parquet import open_parquet
+
+    return open_parquet(request)
+
+
 #: Kinds of data by the part of their names before the colon.
 KINDS: dict[str, SourceKind] = {
     "digits": SourceKind("digits", open_digits, ("batch_size",)),
     "npz": SourceKind("npz:FILE", open_npz, ("batch_size", "mean", "std")),
-    "folder": SourceKind("folder:DIR", open_folder, ("batch_size", "image_size", "grey", "mean", "std")),
-    "parquet": SourceKind("parquet:FILE", open_parquet, ("batch_size", "label_column", "feature_columns")),
+    "folder": SourceKind("folder:DIR", _open_folder, ("batch_size", "image_size", "grey", "mean", "std")),
+    "parquet": SourceKind("parquet:FILE", _open_parquet, ("batch_size", "label_column", "feature_columns")),
 }
 
 #: All names without such a prefix.
@@ -88,6 +100,7 @@ def open_source(
     Raises:
         SettingError: If the name has none of the forms, or an option does not apply.
         DataError: If the data cannot be used.
+        MissingPackageError: If the data is a Parquet file and pyarrow is not installed.
     """
     options, kind = options or SourceOptions(), source_kind(spec)
     invalid = [f"--{name.replace('_', '-')}" for name in options.given() if name not in kind.options]

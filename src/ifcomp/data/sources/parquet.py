@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ifcomp.data.sources.arrays import source_from_arrays
 from ifcomp.data.sources.base import Source, SourceRequest
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, LabelError
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
+from ifcomp.optional import requires_package
+
+with requires_package("pyarrow", "parquet"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 DEFAULT_LABEL_COLUMN = "label"
 

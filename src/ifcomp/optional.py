@@ -20,5 +20,5 @@ def requires_package(package: str, extra: str) -> Iterator[None]:
         yield
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise MissingPackageError(
-            f'{package} cannot be imported ({error}). Install it with: pip install "ifcomp[{extra}]"'
+            f"{package} cannot be imported ({error}). Install it with: pip install 'ifcomp[{extra}]'"
         ) from error
