@@ -1,4 +1,4 @@
-"""Run what the documentation shows, and write down what it really prints.
+"""Run the examples of the documentation and capture their output.
 
 ``python -m docs.tools.capture`` runs every example into ``docs/outputs``, and every marked block of the README and the
 pages in a folder with ``examples/own_model``, and puts the output below it:
@@ -35,14 +35,14 @@ _RUN = (
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with the library's source, its commands, one thread, and lines of 100 characters."""
+    """The environment of this process with the source of the library, its commands, one thread and 100 columns."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PYTHONPATH": paths, "PATH": search, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def run_example(name: str, folder: str) -> str:
-    """What an example prints; errors are raised."""
+    """Run an example and return its output; errors are raised."""
     script = str(ROOT / "examples" / f"{name}.py")
     start = [sys.executable, "-c", _RUN, script]
     if name in PROCESSES:
@@ -51,13 +51,13 @@ def run_example(name: str, folder: str) -> str:
 
 
 def run_python(code: str, folder: str) -> str:
-    """What a block of Python prints."""
+    """Run a block of Python and return its output."""
     start = [sys.executable, "-c", code]
     return subprocess.run(start, cwd=folder, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def run_shell(block: str, folder: str) -> str:
-    """A console block with every line of ``$`` followed by what it prints."""
+    """Run a console block; return it with the output below each line of ``$``."""
     shown = []
     for line in re.findall(r"^\$ (.+)$", block, re.MULTILINE):
         call = subprocess.run(
@@ -68,7 +68,7 @@ def run_shell(block: str, folder: str) -> str:
 
 
 def refreshed(markdown: str, folder: str) -> str:
-    """The page with the output of its marked blocks as it is now."""
+    """Return the page with the current output of its marked blocks."""
     markdown = _SHELL.sub(lambda found: found[1] + run_shell(found[2], folder) + found[3], markdown)
     return _PYTHON.sub(lambda found: found[1] + found[2] + found[3] + run_python(found[2], folder) + found[5], markdown)
 
@@ -80,7 +80,7 @@ def pages() -> list[Path]:
 
 
 def main(names: list[str]) -> None:
-    """Run all, or what is named: examples by their names, pages by their file names."""
+    """Run everything, or only the named examples and pages (by file name)."""
     OUTPUTS.mkdir(exist_ok=True)
     for name in EXAMPLES:
         if not names or name in names:

@@ -99,7 +99,7 @@ def audit_quality(ifc: IFComp, damping: float | Relative = AUDIT_DAMPING) -> flo
 
 
 def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: int | None = None) -> float:
-    """Mean AUROC of bounded complexity, or parametric from probes, strangers against validation digits."""
+    """Mean AUROC of bounded complexity, or parametric from probes, of OOD inputs against validation digits."""
     images = trained().data.validation.images
     found = []
 
@@ -172,7 +172,7 @@ def moons() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def plane() -> Figure:
-    """What the model knows, in two dimensions."""
+    """Confidence and complexity in two dimensions."""
     model, x, y = moons()
     across, up = np.meshgrid(np.linspace(-3, 4, 80), np.linspace(-2.5, 3, 80))
     grid = torch.tensor(np.stack([across.ravel(), up.ravel()], 1)).float()
@@ -195,7 +195,7 @@ def plane() -> Figure:
 
 
 def hindsight() -> Figure:
-    """The distribution of a doubtful digit: the model's own, in hindsight, and normalised."""
+    """Distributions of an ambiguous digit: model, hindsight and pNML."""
     own, choice = trained(), tuned()
     images = altered(own.data.validation.images, VALIDATION_SHIFTS["tilted"])
     ifc, alpha = choice.predictor, choice.alpha
@@ -218,7 +218,7 @@ def hindsight() -> Figure:
 
 
 def hindsight_trained() -> Figure:
-    """What a label gains by training for real, over what its influence predicts."""
+    """Gain of a label by training a hindsight model, over the gain that its influence predicts."""
     model, x, y = moons()
     inputs = torch.tensor(np.random.default_rng(SEED).uniform([-1.5, -1], [2.5, 1.5], (30, 2))).float()
     trained_gain = oracle.hindsight(model, [(x, y)], inputs, lam=LAMBDA, progress=False).regret.flatten()
@@ -260,16 +260,16 @@ def alpha() -> Figure:
 def damping() -> Figure:
     """Both uses over damping."""
     audits = [audit_quality(fitted(noisy=True), Relative(value)) for value in DAMPINGS]
-    strangers = [ood_quality(fitted(), Relative(value)) for value in DAMPINGS]
-    panels = {"AUROC (larger is better)": {"wrong labels": audits, "strange inputs": strangers}}
+    detections = [ood_quality(fitted(), Relative(value)) for value in DAMPINGS]
+    panels = {"AUROC (larger is better)": {"wrong labels": audits, "OOD inputs": detections}}
     return lines(DAMPINGS, panels, "damping: Relative(...)")
 
 
 def beta() -> Figure:
     """Both uses over beta."""
     audits = [audit_quality(fitted(value, noisy=True)) for value in BETAS]
-    strangers = [ood_quality(fitted(value)) for value in BETAS]
-    panels = {"AUROC (larger is better)": {"wrong labels": audits, "strange inputs": strangers}}
+    detections = [ood_quality(fitted(value)) for value in BETAS]
+    panels = {"AUROC (larger is better)": {"wrong labels": audits, "OOD inputs": detections}}
     return lines(BETAS, panels, "beta", "symlog")
 
 
@@ -289,7 +289,7 @@ def fisher() -> Figure:
         "rank correlation of complexity with exact": [
             spearmanr(exact, ifc.parametric_complexity(both)).statistic for ifc in rows.values()
         ],
-        "AUROC of strange inputs": [ood_quality(ifc) for ifc in rows.values()],
+        "AUROC of OOD inputs": [ood_quality(ifc) for ifc in rows.values()],
         "AUROC of wrong labels": [audit_quality(fitted(noisy=True, **options)) for options in variants.values()],  # type: ignore[arg-type]
     }
     figure = Figure(figsize=(11, 2.6), layout="constrained")
@@ -302,7 +302,7 @@ def fisher() -> Figure:
 
 
 def probes() -> Figure:
-    """How few random directions are enough."""
+    """Accuracy of the estimate over the number of probes."""
     counts = (1, 2, 3, 4, 6, 8, 10)
     images = trained().data.validation.images
     both = torch.cat([images, altered(images, OOD_INPUTS["inverted digits"])])
@@ -310,7 +310,7 @@ def probes() -> Figure:
     found = [fitted().parametric_complexity(both, damping=OOD_DAMPING, probes=count) for count in counts]
     panels = {
         "rank correlation with all labels": {"complexity": [spearmanr(exact, values).statistic for values in found]},
-        "AUROC (larger is better)": {"strange inputs": [ood_quality(fitted(), probes=count) for count in counts]},
+        "AUROC (larger is better)": {"OOD inputs": [ood_quality(fitted(), probes=count) for count in counts]},
     }
     return lines(counts, panels, "probes", "linear")
 

@@ -1,4 +1,4 @@
-"""What the site makes at build time: the command line's reference from typer, and the list of results that exist."""
+"""Generated parts of the site: the reference of the commands from typer, and the list of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMPLE = re.compile(r"\[bold\]Example:\[/bold\] (.+)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in the marked places, and unlink what is outside the site."""
+    """Insert the generated parts, and remove links to files outside the site."""
     path = Path(page.file.abs_src_path)
     made = {
         "readme": lambda: moved(body(ROOT / "README.md"), path.parent),
