@@ -89,7 +89,7 @@ def test_a_fit_does_not_depend_on_batches(case: Case, size: int) -> None:
 def test_a_fit_does_not_depend_on_microbatches(case: Case) -> None:
     """The limit leaves memory for one example and one cotangent at a time."""
     fit = fit_of(case.name)
-    measured = FitPasses(fit.recorder, SETTINGS)
+    measured = FitPasses(fit.recorder, SETTINGS, 10**9)
     measured.covariances([fit.batch])
     measured.second_moments([fit.batch], fit.bases)
     limits = []

@@ -154,7 +154,7 @@ def estimate(
         first_pass = _timed(first, seconds, lambda batch: passes.covariances([batch]))
         second_pass = _timed(first, seconds, lambda batch: passes.second_moments([batch], bases))
         factors = passes.second_moments([first.select(slice(0, 2))], bases)[0]
-        evaluation = build_evaluation(recorder, factors, ifc.damping, limit)
+        evaluation = build_evaluation(recorder, factors, ifc.damping).with_limit(limit)
         score = _timed(first, seconds, lambda batch: score_columns(evaluation, [batch], score_options))
     eigen_seconds = _seconds_per_cube() * sum(map(_eigen_work, recorder.blocks))
     fit_peaks = [_peak(microbatches, first, passes.cotangents) for microbatches in passes.microbatches]

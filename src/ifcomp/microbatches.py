@@ -59,9 +59,10 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
 class Microbatches:
     """Splits batches into microbatches whose work fits in memory.
 
-    The peak of the first microbatches of each input shape is measured. They have one example and one cotangent at a
-    time, then one example and more cotangents, then more examples. A peak grows at most in proportion to either, so a
-    larger microbatch is tried only if it fits for certain. Without a limit, two examples suffice to extrapolate.
+    The peak of the first microbatches of each input shape is measured. Under a limit they have one example and one
+    cotangent at a time, then one example and more cotangents, then more examples. A peak grows at most in proportion to
+    either, so a larger microbatch is tried only if it fits for certain. Without a limit, the peaks of one and two
+    examples are extrapolated.
 
     Attributes:
         peaks: Measured peaks in bytes, by input shape and trial. They are plain JSON; a run that starts from them
@@ -136,7 +137,7 @@ class Microbatches:
     def _next_trial(self, peaks: Mapping[str, int], left: int, cotangents: int) -> Trial | None:
         """The next microbatch to measure; None if no larger one is worth it."""
         if not peaks:
-            return 1, 1
+            return 1, 1 if self.limit is not None else min(cotangents, _MAX_COTANGENTS)
         if not left:
             return None
         trials = _trials(peaks)

@@ -320,8 +320,7 @@ class IFComp:
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
-        cached = self._evaluation(first, damping)
-        evaluation = build_evaluation(cached.recorder, cached.factors, cached.damping, limit)
+        evaluation = self._evaluation(first, damping).with_limit(limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:
             work = NO_CHECKPOINT

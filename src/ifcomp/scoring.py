@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -58,26 +58,36 @@ class Evaluation:
         """Inverse temperature."""
         return self.factors.settings.beta
 
+    def with_limit(self, limit: int | None) -> Evaluation:
+        """The same with other, unmeasured microbatches.
+
+        Args:
+            limit: Bytes that tensors may take beside model and data.
+        """
+        held = self.microbatches.held
+        return replace(
+            self, microbatches=Microbatches(self.recorder.device, limit=limit, held=held, repeat_trials=True)
+        )
+
     @cached_property
     def effective_parameters(self) -> float:
         """Mean expected influence of the training examples."""
         return self.factors.effective_parameters(self.damping)
 
 
-def build_evaluation(recorder: Recorder, factors: Factors, damping: Damping, limit: int | None = None) -> Evaluation:
+def build_evaluation(recorder: Recorder, factors: Factors, damping: Damping) -> Evaluation:
     """Invert the curvature.
 
     Args:
         recorder: Records the model.
         factors: Its curvature.
         damping: Added to the curvature.
-        limit: Bytes that tensors may take beside model and data.
     """
     with recorder.computing():
         weights = invert(factors, damping)
     inverse_bytes = sum(block.values.nbytes for block in weights.values())
     held = factor_bytes(recorder.blocks, recorder.dtype.itemsize) + inverse_bytes
-    microbatches = Microbatches(recorder.device, limit=limit, held=held, repeat_trials=True)
+    microbatches = Microbatches(recorder.device, held=held, repeat_trials=True)
     return Evaluation(recorder, factors, weights, damping, microbatches)
 
 

@@ -143,8 +143,8 @@ def test_flipped_labels_are_suspects_and_their_share_is_estimated(rate: float, t
 
 
 @pytest.mark.parametrize(("epochs", "memorised"), [(8, False), (120, True)])
-def test_label_complexity_beats_the_plain_loss_on_asymmetric_noise(epochs: int, memorised: bool) -> None:
-    """Flipped digits get the next class as label; before and after the network has memorised them."""
+def test_label_complexity_beats_the_plain_loss_until_labels_are_memorised(epochs: int, memorised: bool) -> None:
+    """Flipped digits get the next class as label. After the network has memorised them both scores are alike."""
     truth = images_and_labels()[1]
     flipped = np.zeros(len(truth), dtype=bool)
     flipped[np.random.default_rng(0).choice(len(truth), round(0.3 * len(truth)), replace=False)] = True
@@ -152,5 +152,6 @@ def test_label_complexity_beats_the_plain_loss_on_asymmetric_noise(epochs: int, 
     fitted = table.column("prediction") == table.column("label")
     assert (fitted[flipped].mean() > 0.5) == memorised
     aurocs = {name: auroc(table.column(name), flipped) for name in ("error", "stochastic_complexity", AUDIT_COLUMN)}
-    assert aurocs[AUDIT_COLUMN] > aurocs["error"] + 0.002
+    gain = aurocs[AUDIT_COLUMN] - aurocs["error"]
+    assert abs(gain) < 0.005 if memorised else gain > 0.015
     assert (aurocs["stochastic_complexity"] > aurocs["error"]) == memorised  # so audits do not use it

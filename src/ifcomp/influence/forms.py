@@ -50,7 +50,8 @@ class FormEvaluator:
         count, size = cotangents.shape[:2]
         total = torch.zeros(size, count, count, dtype=torch.float64, device=cotangents.device)
         for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks):
-            total += self._form(block).bilinear(output_grads).double() * self._weights[block.name].scale
+            form = self._build(block, count, count)
+            total += form.bilinear(output_grads).double() * self._weights[block.name].scale
         return total
 
     def _quadratic(self, cotangents: Tensor) -> Tensor:
@@ -61,10 +62,11 @@ class FormEvaluator:
 
     def _form(self, block: Block) -> Form:
         """The form of a block; built once."""
-        if block.name in self._forms:
-            return self._forms[block.name]
+        if block.name not in self._forms:
+            self._forms[block.name] = self._build(block, self._at_once, self._cotangents)
+        return self._forms[block.name]
+
+    def _build(self, block: Block, at_once: int, cotangents: int) -> Form:
         weights, inputs = self._weights[block.name], self._recording.inputs(block)
-        plan = block.plan(inputs, self._at_once, self._cotangents, weights.condition)
-        form = block.form(inputs, self._factors.blocks[block.name].basis, weights.values, plan)
-        self._forms[block.name] = form
-        return form
+        plan = block.plan(inputs, at_once, cotangents, weights.condition)
+        return block.form(inputs, self._factors.blocks[block.name].basis, weights.values, plan)

@@ -43,6 +43,7 @@ class Recorder:
         self.device = next(model.parameters()).device
         self.dtype = working_dtype(model)
         self._recording: Recording | None = None
+        self._is_attached = False
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -59,11 +60,17 @@ class Recorder:
     def attached(self) -> Iterator[None]:
         """Put the model in eval mode and hook its layers; afterwards it is as before.
 
-        Only covered parameters require gradients inside, so autograd stores nothing below the first of them.
+        Only covered parameters require gradients inside, so autograd stores nothing below the first of them. A nested
+        call, for instance from an iterator of the data, changes nothing.
         """
+        if self._is_attached:
+            yield
+            return
         parameters = dict(self.model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
         covered = {id(parameters[name]) for block in self.blocks for name in block.parameters}
         with ExitStack() as stack:
+            self._is_attached = True
+            stack.callback(setattr, self, "_is_attached", False)
             stack.enter_context(evaluating(self.model))
             stack.enter_context(uncompiled(self.model))
             for tracked in self.inventory.tracked:
