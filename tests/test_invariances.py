@@ -89,10 +89,10 @@ def test_results_do_not_depend_on_microbatches(case: Case, step: str) -> None:
     assert recorder is not None
     assert factors is not None
     run, cotangents = STEPS[step][0], STEPS[step][1] or case.num_classes
-    whole = build_evaluation(recorder, factors, 1e-3)
+    whole = build_evaluation(recorder, factors, 1e-3).with_limit(10**9)
     (expected,) = evaluate(whole, [batch], cotangents, run)
     (peaks,) = whole.microbatches.peaks.values()
-    split = build_evaluation(recorder, factors, 1e-3, whole.microbatches.held + peaks["1 x 1"] * 11 // 10)
+    split = whole.with_limit(whole.microbatches.held + peaks["1 x 1"] * 11 // 10)
     results = list(evaluate(split, [batch], cotangents, run))
     assert [len(result) for result in results] == [1] * SIZE
     same(torch.cat(results), expected, 1e-11)
