@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from ifcomp._version import __version__
 from ifcomp.complexity import pnml_distribution
+from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batch, as_batches
@@ -26,7 +25,6 @@ from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     EmptyDataError,
-    FingerprintError,
     IfcompWarning,
     ModelError,
     NotFittedError,
@@ -37,14 +35,13 @@ from ifcomp.explanation import Explanation, explain
 from ifcomp.fitting import fit_factors
 from ifcomp.io import factor_files
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.fingerprints import check_fingerprint, fingerprint
+from ifcomp.io.fingerprints import check_fingerprint, fingerprint, short_digest, tensor_checksums
 from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
-from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.progress import track
@@ -325,7 +322,11 @@ class IFComp:
         with ExitStack() as stack:
             work = NO_CHECKPOINT
             if checkpoint is not None:
-                key = {"model": _short(self._fingerprint), **score_key(evaluation, options), "version": __version__}
+                key = {
+                    "model": short_digest(self._fingerprint),
+                    **score_key(evaluation, options),
+                    "version": __version__,
+                }
                 work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
                 evaluation.microbatches.peaks = work.settings.setdefault("peaks", {})
             own = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
@@ -449,28 +450,11 @@ class IFComp:
         if first.size == 0:
             raise EmptyDataError("There is no example to score: the inputs are empty.")
         if self._recorder is None:
-            self._recorder = self._loaded_recorder(factors, first)
+            self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
         kept = self._evaluated
         if kept is None or kept.recorder is not self._recorder or (kept.factors, kept.damping) != (factors, damping):
             self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
         return kept
-
-    def _loaded_recorder(self, factors: Factors, first: Batch) -> Recorder:
-        """Verify the model for factors that were not fitted in this process."""
-        names = factors.blocks.keys()
-        inventory = self._inventory.demote_to(names).keep(names)
-        recorder = verified_recorder(self.model, inventory, first, likely=self._layouts)
-        if recorder.num_classes != factors.num_classes:
-            raise FingerprintError(
-                f"The factors are for {factors.num_classes} classes, but the model has {recorder.num_classes} "
-                "logits. Fit again."
-            )
-        changed = names - {block.name for block in recorder.blocks}
-        if changed:
-            raise FingerprintError(
-                f"Layers do not run as they did when the factors were fitted: {', '.join(sorted(changed))}. Fit again."
-            )
-        return recorder
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -480,7 +464,7 @@ class IFComp:
     def _fitted(self) -> Factors:
         if self.factors is None:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        checksums = _checksums(self.model)
+        checksums = tensor_checksums(self.model)
         if checksums != self._checksums:
             check_fingerprint(self._fingerprint, self.model, "The fitted factors")
             if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
@@ -493,35 +477,14 @@ class IFComp:
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
     ) -> None:
         """Check and adopt factors that were not fitted by this object."""
-        self._check_shapes(factors, what, advice)
+        complete = self._selection.layers is None
+        check_factors(factors, self._inventory, working_dtype(self.model), complete, what, advice)
         self._recorder = None
         self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
 
     def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
         self.factors, self._fingerprint, self._layouts, self._evaluated = factors, fingerprint, layouts, None
-        self._checksums = _checksums(self.model)
-
-    def _check_shapes(self, factors: Factors, what: str, advice: str) -> None:
-        """Raise FingerprintError unless the factors match the blocks of the model in name, shape and type."""
-        inventory = self._inventory.demote_to(factors.blocks)
-        needed = {block.name: block.factor_shapes for block in inventory.blocks if block.name in factors.blocks}
-        found = {name: block.shapes for name, block in factors.blocks.items()}
-        lacking: set[str] = set()
-        if self._selection.layers is None:
-            lacking = {
-                name for block in inventory.blocks if block.name not in factors.blocks for name in block.parameters
-            }
-        dtype = working_dtype(self.model)
-        foreign = {name for name, block in factors.blocks.items() if block.dtypes != {dtype}}
-        groups = {
-            f"factors that are not {dtype}": foreign,
-            "parameters without factors": lacking,
-            "factors without a layer": found.keys() - needed.keys(),
-            "factors of another shape": {name for name in needed if needed[name] != found[name]},
-        }
-        lines = [f"  {title}: {', '.join(sorted(names))}" for title, names in groups.items() if names]
-        if lines:
-            raise FingerprintError("\n".join([f"{what} do not fit the layers of this model:", *lines, advice]))
+        self._checksums = tensor_checksums(self.model)
 
 
 def fit_together(
@@ -554,7 +517,7 @@ def fit_together(
         lead._selection,
         [predictor.settings for predictor in predictors],
         data,
-        fingerprint=_short(digests),
+        fingerprint=short_digest(digests),
         limit=as_bytes(max_memory),
         checkpoint=checkpoint,
         progress=progress,
@@ -576,16 +539,3 @@ def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:
             IfcompWarning,
             stacklevel=3,
         )
-
-
-def _short(fingerprint: Mapping[str, str]) -> str:
-    """A digest of a fingerprint."""
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
-    """Address, version counter and sum of every tensor of the model."""
-    tensors = (*model.parameters(), *model.buffers())
-    sums = [value.detach().sum().to(tensors[0].device, torch.complex128) for value in tensors]
-    found = torch.stack(sums).tolist()  # one synchronisation on a GPU
-    return [(value.data_ptr(), value._version, own) for value, own in zip(tensors, found, strict=True)]

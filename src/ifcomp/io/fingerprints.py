@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -63,3 +64,16 @@ def check_fingerprint(expected: Mapping[str, str], model: nn.Module, what: str) 
     raise FingerprintError(
         f"{what} belong to another model:\n" + "\n".join(lines) + "\nLoad the weights that were fitted, or fit again."
     )
+
+
+def short_digest(fingerprint: Mapping[str, str]) -> str:
+    """A digest of a fingerprint."""
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tensor_checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
+    """Address, version counter and sum of every tensor of the model: a fast check for changes."""
+    tensors = (*model.parameters(), *model.buffers())
+    sums = [value.detach().sum().to(tensors[0].device, torch.complex128) for value in tensors]
+    totals = torch.stack(sums).tolist()  # one synchronisation on a GPU
+    return [(value.data_ptr(), value._version, total) for value, total in zip(tensors, totals, strict=True)]
