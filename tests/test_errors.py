@@ -805,7 +805,7 @@ def test_a_model_made_in_inference_mode_is_refused() -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(ModelError) as caught:
         IFComp(nn.Flatten())
-    says(caught, "No parameter")
+    says(caught, "no parameters")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_fit_does_not_depend_on_microbatches(case: Case) -> None:
     limits = []
     for microbatches in measured.microbatches:
         (peaks,) = microbatches.peaks.values()
-        limits.append(microbatches.held + peaks["1 x 1"] * 11 // 10)
+        limits.append(microbatches.fixed_bytes + peaks["1 x 1"] * 11 // 10)
     with recorded_sizes(fit.recorder.model) as sizes:
         sums, _ = FitPasses(fit.recorder, SETTINGS, limits[0]).covariances([fit.batch])
         moments = FitPasses(fit.recorder, SETTINGS, limits[1]).second_moments([fit.batch], fit.bases)
@@ -113,9 +113,9 @@ def recorded_sizes(model: nn.Module) -> Iterator[list[int]]:
     hook.remove()
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 100])
+@pytest.mark.parametrize("chunk_size", [1, 2, 100])
 @pytest.mark.parametrize("case", FEW_CASES, ids=str)
-def test_sums_do_not_depend_on_cotangents_at_once(case: Case, at_once: int) -> None:
+def test_sums_do_not_depend_on_cotangents_at_once(case: Case, chunk_size: int) -> None:
     fit = fit_of(case.name)
     recorder = fit.recorder
     covariances = CovarianceSums.zeros(recorder, len(SETTINGS))
@@ -127,9 +127,9 @@ def test_sums_do_not_depend_on_cotangents_at_once(case: Case, at_once: int) -> N
                 [fisher_cotangents(recording.logits, settings, None, 0, pass_index) for settings in SETTINGS]
                 for pass_index in (0, 1)
             )
-            covariances.add(recording, first, at_once)
+            covariances.add(recording, first, chunk_size)
             for totals, bases, cotangents in zip(moments, fit.bases, second, strict=True):
-                add_second_moments(totals, recording, bases, cotangents, at_once)
+                add_second_moments(totals, recording, bases, cotangents, chunk_size)
     check_covariances(covariances, fit.sums)
     for totals, factors in zip(moments, fit.factors, strict=True):
         for name, total in totals.items():

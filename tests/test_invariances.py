@@ -92,7 +92,7 @@ def test_results_do_not_depend_on_microbatches(case: Case, step: str) -> None:
     whole = build_evaluation(recorder, factors, 1e-3).with_limit(10**9)
     (expected,) = evaluate(whole, [batch], cotangents, run)
     (peaks,) = whole.microbatches.peaks.values()
-    split = whole.with_limit(whole.microbatches.held + peaks["1 x 1"] * 11 // 10)
+    split = whole.with_limit(whole.microbatches.fixed_bytes + peaks["1 x 1"] * 11 // 10)
     results = list(evaluate(split, [batch], cotangents, run))
     assert [len(result) for result in results] == [1] * SIZE
     same(torch.cat(results), expected, 1e-11)
@@ -109,8 +109,8 @@ def test_influence_does_not_depend_on_cotangents_at_once(case: Case) -> None:
         recording = recorder.record(as_batch(inputs))
         with recorder.computing():
             cotangents = label_cotangents(torch.softmax(recording.logits, 1))
-            for at_once in (1, 2, case.num_classes):
-                evaluator = FormEvaluator(factors, weights, recording, at_once, case.num_classes)
+            for chunk_size in (1, 2, case.num_classes):
+                evaluator = FormEvaluator(factors, weights, recording, chunk_size, case.num_classes)
                 same(evaluator.quadratic(cotangents), expected)
 
 

@@ -162,12 +162,12 @@ def test_peaks_stay_below_the_limit(case: Case) -> None:
     with Alive() as tracker:
         columns = score_columns(limited, [batch], ScoreOptions())
     table = 2 * sum(column.nbytes for column in columns.values())  # rows of the result, while they are joined
-    assert tracker.peak + limited.microbatches.held <= limit + table
+    assert tracker.peak + limited.microbatches.fixed_bytes <= limit + table
 
 
 def limit_of(microbatches: Microbatches) -> int:
     (measured,) = microbatches.peaks.values()
-    return microbatches.held + 2 * min(measured.values())
+    return microbatches.fixed_bytes + 2 * min(measured.values())
 
 
 @pytest.mark.parametrize("limit", [3_000_000, 10_000_000])

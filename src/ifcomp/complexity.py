@@ -9,7 +9,7 @@ are in nats; larger = more surprising. B is the batch size and K the number of c
 | ``IF`` | ``influence`` [B, K] | Boltzmann influence of every label (eq. bif), non-negative |
 | ``n`` | ``num_train`` | number of training examples |
 | ``alpha`` | ``alpha`` | weight of the example relative to one training example |
-| ``c`` | | ``alpha/n E[IF]``: probability that the hindsight models add to the total of 1 |
+| ``c`` | | ``alpha/n E[IF]``: excess of the sum of hindsight probabilities over 1 |
 """
 
 from __future__ import annotations

@@ -128,10 +128,10 @@ def estimate(
     Args:
         model: The classifier; it is not modified.
         data: As for `IFComp.fit`; only its first batch is read.
-        examples: Number of examples. None: the number of batches times the size of the first.
+        examples: Number of examples to estimate for. None: batches times the size of the first batch.
         probes: As for `IFComp.score`.
         max_memory: As for `IFComp.fit` and `IFComp.score`.
-        seconds: Time of each measurement.
+        seconds: Approximate duration of each timing.
         options: Arguments of `IFComp`: ``layers``, ``fisher``, ``sua`` and so on.
 
     Raises:
@@ -178,7 +178,7 @@ def process_bytes(tensor_bytes: int) -> int:
 
 def _peak(microbatches: Microbatches, first: Batch, cotangents: int) -> int:
     """Peak bytes of tensors if all batches are like the first."""
-    return microbatches.held + microbatches.predict(first, cotangents)
+    return microbatches.fixed_bytes + microbatches.predict(first, cotangents)
 
 
 def _timed(batch: Batch, seconds: float, run: Callable[[Batch], object]) -> float:

@@ -134,7 +134,7 @@ def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]
     """Whitened gradients [Q, P] of the queries by block."""
     parts: dict[str, list[Tensor]] = {}
     step = partial(_whitened, evaluation)
-    for whitened in evaluate(evaluation, [query], 1, lambda microbatch: dict(step(microbatch)), "needed"):
+    for whitened in evaluate(evaluation, [query], 1, lambda microbatch: dict(step(microbatch)), "needed", "queries"):
         for name, value in whitened.items():
             parts.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in parts.items()}
@@ -152,7 +152,7 @@ def _effects(
                 total += (queries[name] @ value.T).double() * evaluation.weights[name].scale
         return microbatch.batch, (total / evaluation.factors.count).cpu()
 
-    return evaluate(evaluation, train, 1, step, "needed")
+    return evaluate(evaluation, train, 1, step, "needed", "effects")
 
 
 def _whitened(evaluation: Evaluation, microbatch: Microbatch) -> Iterator[tuple[str, Tensor]]:

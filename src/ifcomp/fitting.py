@@ -43,7 +43,7 @@ from ifcomp.progress import track
 #: Stages of a fit, as checkpoints name them.
 STAGES = ("covariances", "eigenvectors", "second moments")
 
-#: Adds one recorded microbatch to accumulators: the recording, cotangents of each of the settings, cotangents at once.
+#: Adds one recorded microbatch to accumulators. Arguments: recording, cotangents per setting, cotangents per chunk.
 _Add = Callable[[Recording, list[Cotangents], int], None]
 
 
@@ -140,10 +140,10 @@ class FitPasses:
             Microbatches(
                 recorder.device,
                 limit=limit,
-                held=held(recorder.blocks, recorder.dtype.itemsize, len(settings)),
+                fixed_bytes=size(recorder.blocks, recorder.dtype.itemsize, len(settings)),
                 peaks=saved.setdefault(f"peaks of {stage}", {}),
             )
-            for stage, held in ((STAGES[0], covariance_bytes), (STAGES[2], factor_bytes))
+            for stage, size in ((STAGES[0], covariance_bytes), (STAGES[2], factor_bytes))
         )
 
     def covariances(self, batches: Iterable[Batch]) -> tuple[CovarianceSums, int]:
@@ -195,9 +195,9 @@ class FitPasses:
         state["examples/1"] = count
         restore_tensors(state, self._work.begin_stage(STAGES[2], lambda: state, common))
 
-        def add(recording: Recording, cotangents: list[Cotangents], at_once: int) -> None:
+        def add(recording: Recording, cotangents: list[Cotangents], chunk_size: int) -> None:
             for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
-                add_second_moments(sums, recording, basis, vectors, at_once)
+                add_second_moments(sums, recording, basis, vectors, chunk_size)
 
         self._run(batches, 1, add, count)
         all_reduce_sum(state.values())
@@ -217,14 +217,14 @@ class FitPasses:
         recorder, settings, microbatches = self._recorder, self._settings, self.microbatches[pass_index]
         labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
 
-        def step(microbatch: Batch, at_once: int) -> int:
+        def step(microbatch: Batch, chunk_size: int) -> int:
             recording = recorder.record(microbatch)
             with recorder.computing():
                 vectors = [
                     fisher_cotangents(recording.logits, own, microbatch.labels, microbatch.position, pass_index)
                     for own in settings
                 ]
-                add(recording, vectors, at_once)
+                add(recording, vectors, chunk_size)
             return microbatch.size
 
         with recorder.attached():

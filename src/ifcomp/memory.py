@@ -32,7 +32,9 @@ def as_bytes(max_memory: int | str | None) -> int | None:
         return max_memory
     found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", str(max_memory))
     if isinstance(max_memory, bool) or not isinstance(max_memory, int | str) or found is None:
-        raise SettingError(f"max_memory must be a number of bytes, or such as '8GB' or '512MB', but is {max_memory!r}.")
+        raise SettingError(
+            f"max_memory must be a number of bytes or a size such as '8GB' or '512MB', but is {max_memory!r}."
+        )
     number, unit = found.groups()
     if unit.upper() not in _UNITS or not float(number):
         raise SettingError(f"max_memory must be positive, in {', '.join(filter(None, _UNITS))}, but is {max_memory!r}.")
@@ -140,6 +142,6 @@ def measured_peak(device: torch.device) -> Iterator[Peak]:
 
 
 def even_size(total: int, maximum: int) -> int:
-    """The size of the fewest equal parts of a total that are at most ``maximum`` (or 1)."""
+    """Split a total into the fewest equal parts of at most ``maximum``; return the size of a part."""
     parts = -(-total // max(1, maximum))
     return -(-total // max(1, parts))

@@ -1,7 +1,7 @@
 """The size of microbatches, from measured peak memory.
 
-The size of factors has a closed form. The peak of everything else is measured on microbatches of one and two examples
-and extrapolated, once per input shape.
+The size of factors has a closed form. The peak of everything else is measured, once per input shape. Without a limit it
+is extrapolated from one and two examples. With a limit, microbatches grow and each size is measured.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 #: Safety margin of extrapolated peaks.
 _MARGIN = 1.15
 
-#: Peak bytes of one microbatch without a limit. Larger microbatches are slower: the C library of Linux returns freed
-#: memory to the system, which has to be mapped again.
+#: Peak bytes of one microbatch without a limit. Larger microbatches are slower: glibc returns large freed buffers
+#: to the system, and mapping them again takes time.
 MICROBATCH_BYTES = 2**28
 
 #: Largest number of examples in a microbatch; more gain nothing.
@@ -32,8 +32,8 @@ _MAX_EXAMPLES = 512
 #: Largest number of cotangents whose output gradients are stacked.
 _MAX_COTANGENTS = 16
 
-#: Smallest growth that is worth another measurement.
-_GROWTH = 1.5
+#: A larger microbatch is measured only if it is larger by this factor.
+_MIN_GROWTH = 1.5
 
 #: Examples and cotangents at once of a measured microbatch.
 Trial = tuple[int, int]
@@ -50,8 +50,8 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
         labels: Whether labels are needed, used if they are there, or not used.
     """
     check_inputs(batch)
-    not_classes = batch.labels is None or (labels == "unused" and batch.labels.is_floating_point())
-    if labels == "needed" or not not_classes:
+    is_target = labels == "unused" and batch.labels is not None and batch.labels.is_floating_point()
+    if labels == "needed" or (batch.labels is not None and not is_target):
         return replace(batch, labels=check_labels(batch, num_classes))
     return replace(batch, labels=None)
 
@@ -60,8 +60,8 @@ class Microbatches:
     """Splits batches into microbatches whose work fits in memory.
 
     The peak of the first microbatches of each input shape is measured. Under a limit they have one example and one
-    cotangent at a time, then one example and more cotangents, then more examples. A peak grows at most in proportion to
-    either, so a larger microbatch is tried only if it fits for certain. Without a limit, the peaks of one and two
+    cotangent at a time, then one example and more cotangents, then more examples. The peak grows at most linearly in
+    both numbers, and a larger microbatch is tried only if this bound fits. Without a limit, the peaks of one and two
     examples are extrapolated.
 
     Attributes:
@@ -74,7 +74,7 @@ class Microbatches:
         device: torch.device,
         *,
         limit: int | None = None,
-        held: int = 0,
+        fixed_bytes: int = 0,
         peaks: dict[str, dict[str, int]] | None = None,
         repeat_trials: bool = False,
     ) -> None:
@@ -83,26 +83,27 @@ class Microbatches:
         Args:
             device: Device of the model.
             limit: Bytes that tensors may take in all; None aims at `MICROBATCH_BYTES` per microbatch.
-            held: Bytes of factors and accumulators, which do not depend on the microbatch.
+            fixed_bytes: Bytes of factors and accumulators, which do not depend on the microbatch.
             peaks: Measurements of an earlier run, to which new ones are added.
             repeat_trials: Whether results of measured microbatches are discarded and computed again. The same call then
                 gives the same bits each time. Steps that add to accumulators cannot be repeated.
         """
-        self.device, self.limit, self.held, self._repeat = device, limit, held, repeat_trials
+        self.device, self.limit, self.fixed_bytes, self._repeat = device, limit, fixed_bytes, repeat_trials
         self.peaks: dict[str, dict[str, int]] = {} if peaks is None else peaks
 
     @property
     def budget(self) -> int:
         """Bytes for one microbatch."""
-        return MICROBATCH_BYTES if self.limit is None else self.limit - self.held
+        return MICROBATCH_BYTES if self.limit is None else self.limit - self.fixed_bytes
 
-    def run(self, batch: Batch, cotangents: int, step: Callable[[Batch, int], T]) -> Iterator[T]:
+    def run(self, batch: Batch, cotangents: int, step: Callable[[Batch, int], T], work: str = "") -> Iterator[T]:
         """Run a step on consecutive microbatches.
 
         Args:
             batch: The examples.
             cotangents: Number of cotangents per example.
             step: Receives a microbatch on the model's device and the number of cotangents to stack at once.
+            work: Name of the step. Steps of different memory need different names.
 
         Yields:
             The results of the step, in order.
@@ -110,29 +111,29 @@ class Microbatches:
         Raises:
             MemoryLimitError: If one example with one cotangent at a time exceeds the limit.
         """
-        peaks = self.peaks.setdefault(_shape_key(batch, cotangents), {})
+        peaks = self.peaks.setdefault(_shape_key(batch, cotangents, work), {})
         start = 0
         while (trial := self._next_trial(peaks, batch.size - start, cotangents)) is not None:
-            examples, at_once = trial
+            examples, chunk_size = trial
             with measured_peak(self.device) as peak:
-                result = step(batch.select(slice(start, start + examples)).to(self.device), at_once)
+                result = step(batch.select(slice(start, start + examples)).to(self.device), chunk_size)
             peaks[_trial_key(trial)] = peak.size
             self._check(peaks)
             if not self._repeat:
                 start += examples
                 yield result
             del result
-        examples, at_once = self._choose(peaks)
+        examples, chunk_size = self._choose(peaks)
         examples = even_size(batch.size - start, examples)
         for first in range(start, batch.size, max(1, examples)):
-            yield step(batch.select(slice(first, min(first + examples, batch.size))).to(self.device), at_once)
+            yield step(batch.select(slice(first, min(first + examples, batch.size))).to(self.device), chunk_size)
 
     def predict(self, batch: Batch, cotangents: int) -> int:
         """Peak bytes for batches of this size and shape, from the measurements so far."""
         trials = _trials(self.peaks[_shape_key(batch, cotangents)])
-        examples, at_once = self._choose(self.peaks[_shape_key(batch, cotangents)])
-        examples, single = even_size(batch.size, examples), trials[1, at_once]
-        return int(single + (examples - 1) * (trials.get((2, at_once), 2 * single) - single))
+        examples, chunk_size = self._choose(self.peaks[_shape_key(batch, cotangents)])
+        examples, single = even_size(batch.size, examples), trials[1, chunk_size]
+        return int(single + (examples - 1) * (trials.get((2, chunk_size), 2 * single) - single))
 
     def _next_trial(self, peaks: Mapping[str, int], left: int, cotangents: int) -> Trial | None:
         """The next microbatch to measure; None if no larger one is worth it."""
@@ -141,26 +142,26 @@ class Microbatches:
         if not left:
             return None
         trials = _trials(peaks)
-        (examples, at_once), peak = max(trials.items())
-        more = min(cotangents, _MAX_COTANGENTS, int(at_once * self._growth(peak)))
-        if examples == 1 and more >= min(_GROWTH * at_once, _MAX_COTANGENTS, cotangents) and more > at_once:
+        (examples, chunk_size), peak = max(trials.items())
+        more = min(cotangents, _MAX_COTANGENTS, int(chunk_size * self._growth(peak)))
+        if examples == 1 and more >= min(_MIN_GROWTH * chunk_size, _MAX_COTANGENTS, cotangents) and more > chunk_size:
             return 1, more
         if examples == 1:
-            return (2, at_once) if left > 1 and self._growth(peak) >= 2 else None
+            return (2, chunk_size) if left > 1 and self._growth(peak) >= 2 else None
         if self.limit is None:
             return None
         examples = min(left, _MAX_EXAMPLES, int(examples * self._growth(peak)))
-        return (examples, at_once) if examples >= _GROWTH * max(trials)[0] else None
+        return (examples, chunk_size) if examples >= _MIN_GROWTH * max(trials)[0] else None
 
     def _choose(self, peaks: Mapping[str, int]) -> Trial:
         """The number of examples and cotangents at once that fit the budget."""
         trials = _trials(peaks)
-        (examples, at_once), peak = max(trials.items())
+        (examples, chunk_size), peak = max(trials.items())
         if self.limit is None and examples == 2:
-            single = trials[1, at_once]
+            single = trials[1, chunk_size]
             slope = max(peak - single, 1)
-            return max(1, min(_MAX_EXAMPLES, 1 + int((self.budget / _MARGIN - single) / slope))), at_once
-        return max(1, min(_MAX_EXAMPLES, int(examples * self._growth(peak)))), at_once
+            return max(1, min(_MAX_EXAMPLES, 1 + int((self.budget / _MARGIN - single) / slope))), chunk_size
+        return max(1, min(_MAX_EXAMPLES, int(examples * self._growth(peak)))), chunk_size
 
     def _growth(self, peak: int) -> float:
         """The factor by which a microbatch with this peak may grow."""
@@ -169,11 +170,11 @@ class Microbatches:
     def _check(self, peaks: dict[str, int]) -> None:
         if self.limit is None or peaks["1 x 1"] <= self.budget:
             return
-        needed = self.held + peaks["1 x 1"]
+        needed = self.fixed_bytes + peaks["1 x 1"]
         raise MemoryLimitError(
             f"max_memory is {as_text(self.limit)} ({self.limit:,} bytes), but at least {needed:,} bytes "
-            f"({as_text(needed)}) are needed: {as_text(self.held)} for the factors and "
-            f"{as_text(needed - self.held)} for one example. Allow more, or cover fewer layers with layers=."
+            f"({as_text(needed)}) are needed: {as_text(self.fixed_bytes)} for the factors and "
+            f"{as_text(needed - self.fixed_bytes)} for one example. Allow more, or cover fewer layers with layers=."
         )
 
 
@@ -187,10 +188,10 @@ def _trials(peaks: Mapping[str, int]) -> dict[Trial, int]:
     return {(key[0], key[1]): peak for key, peak in zip(keys, peaks.values(), strict=True)}
 
 
-def _shape_key(batch: Batch, cotangents: int) -> str:
-    """The shapes and types of one example of a batch."""
+def _shape_key(batch: Batch, cotangents: int, work: str = "") -> str:
+    """The work, and the shapes and types of one example of a batch."""
     shapes = [
         f"{list(value.shape[1:] if value.dim() and len(value) == batch.size else value.shape)} {value.dtype}"
         for value in batch.tensors()
     ]
-    return "; ".join([*batch.kwargs, *shapes, f"{cotangents} cotangents"])
+    return "; ".join([*batch.kwargs, *shapes, f"{cotangents} cotangents", *filter(None, [work])])

@@ -105,9 +105,9 @@ class IFComp:
             beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit of a uniform distribution.
                 `ifcomp.tuning.fit_auto` chooses it on held-out data.
             layers: None covers all layers; ``"last"`` the last weight layer; or names and shell-style patterns.
-            damping: Added to the curvature before it is inverted. It bounds how far the hindsight model may move. A
-                float is absolute in beta-free units (the paper's delta over beta squared); ``Relative(0.1)`` is a
-                multiple of each layer's mean. Every scoring call can override it.
+            damping: Added to the curvature before it is inverted. Larger damping keeps the hindsight model closer to
+                the trained model. A float is absolute in beta-free units (the paper's delta over beta squared);
+                ``Relative(0.1)`` is a multiple of each layer's mean. Every scoring call can override it.
             sua: Share one input basis over the offsets of a convolution kernel: True, False, or "auto" for wide layers.
             fisher: "sampled" labels from the model, "exact" expectation over all labels, or "empirical" labels of
                 the data.
@@ -186,7 +186,7 @@ class IFComp:
         """
         batch = as_batch(x)
         evaluation = self._evaluation(batch, damping)
-        return torch.cat(list(evaluate(evaluation, [batch], 1, logit_kernel)))
+        return torch.cat(list(evaluate(evaluation, [batch], 1, logit_kernel, work="logit kernel")))
 
     def predict_proba(
         self, x: Any, alpha: float = DEFAULT_ALPHA, *, keep_argmax: bool = False, damping: Damping | None = None
@@ -329,8 +329,8 @@ class IFComp:
                 }
                 work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
                 evaluation.microbatches.peaks = work.settings.setdefault("peaks", {})
-            own = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
-            columns = score_columns(evaluation, own, options, work)
+            shard = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
+            columns = score_columns(evaluation, shard, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
             **asdict(options),
@@ -431,7 +431,7 @@ class IFComp:
             sua: The value that the factors were fitted with.
 
         Raises:
-            FingerprintError: If factors are missing, foreign or of another shape. The message lists them.
+            FingerprintError: If factors are missing, unknown, or of another shape or dtype. The message lists them.
         """
         layers, model = None, unwrapped(model)
         if partial:

@@ -59,15 +59,14 @@ class Evaluation:
         return self.factors.settings.beta
 
     def with_limit(self, limit: int | None) -> Evaluation:
-        """The same with other, unmeasured microbatches.
+        """Return a copy with a memory limit and without measured peaks.
 
         Args:
             limit: Bytes that tensors may take beside model and data.
         """
-        held = self.microbatches.held
-        return replace(
-            self, microbatches=Microbatches(self.recorder.device, limit=limit, held=held, repeat_trials=True)
-        )
+        device, fixed_bytes = self.recorder.device, self.microbatches.fixed_bytes
+        microbatches = Microbatches(device, limit=limit, fixed_bytes=fixed_bytes, repeat_trials=True)
+        return replace(self, microbatches=microbatches)
 
     @cached_property
     def effective_parameters(self) -> float:
@@ -86,8 +85,8 @@ def build_evaluation(recorder: Recorder, factors: Factors, damping: Damping) -> 
     with recorder.computing():
         weights = invert(factors, damping)
     inverse_bytes = sum(block.values.nbytes for block in weights.values())
-    held = factor_bytes(recorder.blocks, recorder.dtype.itemsize) + inverse_bytes
-    microbatches = Microbatches(recorder.device, held=held, repeat_trials=True)
+    fixed_bytes = factor_bytes(recorder.blocks, recorder.dtype.itemsize) + inverse_bytes
+    microbatches = Microbatches(recorder.device, fixed_bytes=fixed_bytes, repeat_trials=True)
     return Evaluation(recorder, factors, weights, damping, microbatches)
 
 
@@ -127,6 +126,7 @@ def evaluate(
     cotangents: int,
     step: Callable[[Microbatch], T],
     labels: LabelUse = "optional",
+    work: str = "",
 ) -> Iterator[T]:
     """Record every batch in microbatches and run a step on each.
 
@@ -136,23 +136,24 @@ def evaluate(
         cotangents: Number of cotangents per example.
         step: Receives a recorded microbatch.
         labels: Whether labels are needed.
+        work: Name of the step. Steps of different memory need different names.
 
     Yields:
         The results of the step, in the order of the data.
     """
     recorder, factors = evaluation.recorder, evaluation.factors
 
-    def record(batch: Batch, at_once: int) -> T:
+    def record_and_run(batch: Batch, chunk_size: int) -> T:
         recording = recorder.record(batch)
         with recorder.computing():
-            evaluator = FormEvaluator(factors, evaluation.weights, recording, at_once, cotangents)
+            evaluator = FormEvaluator(factors, evaluation.weights, recording, chunk_size, cotangents)
             logits = recording.logits.detach()
             return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
 
     with recorder.attached():
         for batch in batches:
             checked = check_batch(batch, factors.num_classes, labels)
-            yield from evaluation.microbatches.run(checked, cotangents, record)
+            yield from evaluation.microbatches.run(checked, cotangents, record_and_run, work)
 
 
 def label_influence(microbatch: Microbatch) -> Tensor:
@@ -214,7 +215,7 @@ class ScoreOptions:
         """Validate the options."""
         check_number("alpha", self.alpha)
         if self.probes is not None and not self.seen:
-            raise SettingError("seen=False needs the influence of the given label, which probes do not give.")
+            raise SettingError("seen=False needs the influence of the given label. probes= does not compute it.")
         if self.capped and (self.linearized or self.probes is not None):
             given = "linearized=True" if self.linearized else f"probes={self.probes}"
             raise SettingError(
@@ -272,7 +273,7 @@ def score_columns(
 
 
 def _append(parts: list[dict[str, Tensor]], part: dict[str, Tensor]) -> None:
-    """Append rows and join parts of similar size, so that few tensors stay between those of later batches."""
+    """Append rows and join parts of similar size: long runs keep few small tensors, and the heap fragments less."""
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]["index"]) <= len(parts[-1]["index"]):
         parts[-2:] = [_join(parts[-2:])]

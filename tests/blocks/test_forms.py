@@ -40,7 +40,7 @@ def test_forms_equal_the_oracle(case: Case, sua: bool) -> None:
             assert_close(form.bilinear(output_grads), bilinear, rtol=1e-9, atol=1e-12 * float(bilinear.abs().max()))
 
 
-SHAPE = KroneckerShape(groups=1, out_features=8, channels=27, offsets=1, has_bias=True)
+SHAPE = KroneckerShape(groups=1, out_features=8, basis_size=27, offsets=1, has_bias=True)
 
 
 def test_pairs_is_chosen_at_one_position() -> None:
@@ -53,11 +53,11 @@ def test_pairs_is_chosen_if_it_is_cheaper_and_well_conditioned() -> None:
     assert make_plan(SHAPE, 10_000, 2, 2, condition=1.0).kernel == "direct"
 
 
-@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, groups=4), replace(SHAPE, out_features=512, channels=4608)])
-@pytest.mark.parametrize(("positions", "at_once"), [(1, 1), (16, 10), (1024, 1), (1024, 16)])
-def test_slabs_have_a_largest_size(shape: KroneckerShape, positions: int, at_once: int) -> None:
-    plan = make_plan(shape, positions, at_once, at_once, 1.0, slab_entries=10**6)
-    entries = shape.groups * at_once * shape.out_features * plan.columns
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, groups=4), replace(SHAPE, out_features=512, basis_size=4608)])
+@pytest.mark.parametrize(("positions", "chunk_size"), [(1, 1), (16, 10), (1024, 1), (1024, 16)])
+def test_slabs_have_a_largest_size(shape: KroneckerShape, positions: int, chunk_size: int) -> None:
+    plan = make_plan(shape, positions, chunk_size, chunk_size, 1.0, slab_entries=10**6)
+    entries = shape.groups * chunk_size * shape.out_features * plan.columns
     assert entries <= 10**6 or not plan.rotate_inputs_first or plan.columns == 1
     assert plan.examples == 1 or plan.examples * entries <= 10**6
     assert plan.columns == shape.in_features or plan.rotate_inputs_first

@@ -41,7 +41,7 @@ def neighbours(channels: Tensor) -> Tensor:
 def inputs(*, shared: bool, bias: bool) -> KroneckerInputs:
     """Canonical inputs of the two calls."""
     width = CHANNELS if shared else 2 * CHANNELS + bias
-    shape = KroneckerShape(GROUPS, 5, channels=width, offsets=2 if shared else 1, has_bias=bias)
+    shape = KroneckerShape(GROUPS, 5, basis_size=width, offsets=2 if shared else 1, has_bias=bias)
     calls = [Patches(value, neighbours) for value in VALUES]
     return KroneckerInputs(calls, shape, BATCH, POSITIONS, torch.float64, torch.device("cpu"))
 
@@ -92,14 +92,14 @@ def test_channels_are_those_of_all_input_positions() -> None:
 
 
 def test_the_only_input_of_a_bias_is_one() -> None:
-    shape = KroneckerShape(GROUPS, 5, channels=1, offsets=1, has_bias=True)
+    shape = KroneckerShape(GROUPS, 5, basis_size=1, offsets=1, has_bias=True)
     canonical = KroneckerInputs([], shape, BATCH, POSITIONS, torch.float32, torch.device("cpu"))
     assert torch.equal(canonical.unfold(slice(1, 3)), torch.ones(2, GROUPS, 1, POSITIONS))
 
 
 def test_inputs_have_the_precision_of_the_factors() -> None:
     half = [Patches(value.half(), neighbours) for value in VALUES]
-    shape = KroneckerShape(GROUPS, 5, channels=CHANNELS, offsets=2, has_bias=True)
+    shape = KroneckerShape(GROUPS, 5, basis_size=CHANNELS, offsets=2, has_bias=True)
     canonical = KroneckerInputs(half, shape, BATCH, POSITIONS, torch.float32, torch.device("cpu"))
     basis = Basis(random(GROUPS, CHANNELS, CHANNELS).float(), torch.empty(0))
     assert {canonical.unfold().dtype, canonical.rotate(basis).dtype, canonical.channels().dtype} == {torch.float32}

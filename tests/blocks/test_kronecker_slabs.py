@@ -26,7 +26,7 @@ def setup(groups: int) -> tuple[KroneckerInputs, Tensor, Basis, Tensor]:
         random(BATCH, COTANGENTS, groups, OUTPUTS, POSITIONS),
     )
     basis = Basis(random(groups, INPUTS, INPUTS), random(groups, OUTPUTS, OUTPUTS))
-    shape = KroneckerShape(groups, OUTPUTS, channels=INPUTS, offsets=1, has_bias=False)
+    shape = KroneckerShape(groups, OUTPUTS, basis_size=INPUTS, offsets=1, has_bias=False)
     calls = [Patches(features.unsqueeze(1), lambda channels: channels)]
     inputs = KroneckerInputs(calls, shape, BATCH, POSITIONS, torch.float64, torch.device("cpu"))
     gradients = torch.einsum("gpo,bcgpt,bgkt,gkj->bgcoj", basis.outputs, output_grads, features, basis.inputs)

@@ -40,7 +40,7 @@ def test_probes(run: Project) -> None:
     assert content["settings"]["probes"] == 10
     result = ifcomp("score", "run.ifcomp", "npz:valid.npz", "--probes", "2")
     assert result.exit_code == 2
-    assert "which probes do not give" in result.stderr
+    assert "probes= does not compute it" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_shared_offsets_rotate_the_channels_of_patches(shape: Shape) -> None:
     module, inputs = shape.make().double(), shape.inputs(2)
     canonical = canonical_inputs(module, inputs, 1, sua=True)
     assume(canonical.shape.shares_offsets)
-    channels = canonical.shape.channels
+    channels = canonical.shape.basis_size
     basis = torch.randn(module.groups, channels, channels, dtype=torch.float64)
     by_channel = patches(inputs, module).unflatten(-1, (channels, -1))  # [N, G, T, C, offsets]
     expected = torch.einsum("ngtck,gcd->ngdkt", by_channel, basis).flatten(2, 3)

@@ -29,7 +29,7 @@ class Basis:
     """Eigenvectors of the covariances of a block, in columns.
 
     Attributes:
-        inputs: Q_A [G, C, C]; None is the identity (one-hot inputs).
+        inputs: Q_A [G, side, side]; None is the identity (one-hot inputs).
         outputs: Q_S [G, O, O].
     """
 
@@ -40,8 +40,8 @@ class Basis:
 class Form(Protocol):
     """The inverse curvature of a block, bound to the inputs of one microbatch.
 
-    Output gradients have shape [B, C, ...] with C cotangents per example. Results are in units of the scaled inverse
-    curvature (`ifcomp.influence.weights.Weights`).
+    Output gradients have shape [B, C, ...] with C cotangents per example. Results are multiplied by
+    `ifcomp.influence.weights.Weights.scale` afterwards.
     """
 
     def quadratic(self, output_grads: Tensor) -> Tensor:
@@ -86,19 +86,19 @@ class Block(ABC):
         """Whether the first pass over the training data accumulates covariances of this block."""
         return self.factor_shapes.output_basis is not None
 
-    def plan(self, inputs: Any, at_once: int, cotangents: int = 1, condition: float = float("inf")) -> Any:
+    def plan(self, inputs: Any, chunk_size: int, cotangents: int = 1, condition: float = float("inf")) -> Any:
         """Choose how gradients are rotated and which kernel evaluates the form. Blocks without a choice return None.
 
         Args:
             inputs: Canonical inputs of a microbatch.
-            at_once: Number of cotangents per call.
+            chunk_size: Number of cotangents per call.
             cotangents: Number of cotangents in all calls.
             condition: Largest inverse curvature times the mean curvature.
         """
         return None
 
     def input_covariance(self, inputs: Any) -> Tensor | None:
-        """``sum a a^T`` over examples and positions, [G, C, C]; None without an input basis."""
+        """``sum a a^T`` over examples and positions, [G, side, side]; None without an input basis."""
         return None
 
     def output_covariance(self, output_grads: Tensor) -> Tensor | None:

@@ -1,11 +1,11 @@
-"""Kronecker blocks: the per-example gradient is ``G = sum_t b_t a_t^T``, [G, O, J].
+"""Kronecker blocks: the per-example gradient is ``D = sum_t b_t a_t^T``, [G, O, J].
 
 Canonical inputs a [B, G, J, T] have G groups, J features per group and T shared positions; the bias is a last feature
 that is always 1. Canonical output gradients b are [B, C, G, O, T] for C cotangents. In the eigenbasis the gradient is
-``Q_S^T G Q_A``, and EKFAC keeps the mean of its squares.
+``Q_S^T D Q_A``, and EKFAC keeps the mean of its squares.
 
-With shared offsets (SUA) one input basis over channels serves all offsets of a convolution kernel. Unfolding moves
-values and never mixes channels, so channels are rotated before they are unfolded.
+With shared offsets (SUA, spatially uncorrelated activations) one input basis over channels serves all offsets of a
+convolution kernel. Unfolding moves values and never mixes channels, so channels are rotated before they are unfolded.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ class KroneckerBlock(Block):
 
     @property
     def factor_shapes(self) -> FactorShapes:
-        groups, outputs, channels = self.shape.groups, self.shape.out_features, self.shape.channels
-        return FactorShapes(
-            (groups, outputs, self.shape.in_features), (groups, channels, channels), (groups, outputs, outputs)
-        )
+        groups, outputs, side = self.shape.groups, self.shape.out_features, self.shape.basis_size
+        return FactorShapes((groups, outputs, self.shape.in_features), (groups, side, side), (groups, outputs, outputs))
 
     def plan(
-        self, inputs: KroneckerInputs, at_once: int, cotangents: int = 1, condition: float = float("inf")
+        self, inputs: KroneckerInputs, chunk_size: int, cotangents: int = 1, condition: float = float("inf")
     ) -> KroneckerPlan:
-        return make_plan(self.shape, inputs.positions, at_once, cotangents, condition)
+        return make_plan(self.shape, inputs.positions, chunk_size, cotangents, condition)
 
     def input_covariance(self, inputs: KroneckerInputs) -> Tensor:
         return _outer_products(inputs.channels() if self.shape.shares_offsets else inputs.unfold())
@@ -83,7 +81,7 @@ class KroneckerBlock(Block):
 
 
 def _outer_products(values: Tensor) -> Tensor:
-    """``sum_bt v v^T`` [G, C, C] for values [B, G, C, T]."""
+    """``sum_bt v v^T`` [G, side, side] for values [B, G, side, T]."""
     if values.shape[1] == 1 and values.shape[3] >= values.shape[2]:
         vectors = values[:, 0]
         return torch.addbmm(vectors.new_zeros(()), vectors, vectors.transpose(1, 2), beta=0).unsqueeze(0)

@@ -1,9 +1,9 @@
 """Quadratic and bilinear forms of a Kronecker block, by two exact algorithms.
 
-*Direct* forms every rotated gradient G and sums ``G^2 W``. *Pairs* never forms a gradient: with rotated inputs a and
+*Direct* forms every rotated gradient D and sums ``D^2 W``. *Pairs* never forms a gradient: with rotated inputs a and
 output gradients b,
 
-    sum_ij G_ij^2 W_ij = sum_{t,t'} sum_i b_ti b_t'i V_tt'i,     V_tt'i = sum_j W_ij a_tj a_t'j,
+    sum_ij D_ij^2 W_ij = sum_{t,t'} sum_i b_ti b_t'i V_tt'i,     V_tt'i = sum_j W_ij a_tj a_t'j,
 
 where V does not depend on the cotangent. At one position it is a closed form.
 """
@@ -41,7 +41,7 @@ class DirectForm:
     plan: KroneckerPlan
 
     def quadratic(self, output_grads: Tensor) -> Tensor:
-        """``sum_ij G_ij^2 W_ij``, [B, C]."""
+        """``sum_ij D_ij^2 W_ij``, [B, C]."""
         forms = output_grads.new_zeros(output_grads.shape[:2])
         for examples, columns, gradients in self._slabs(output_grads):
             weights = self.weights[..., columns].flatten(1)
@@ -49,7 +49,7 @@ class DirectForm:
         return forms
 
     def bilinear(self, output_grads: Tensor) -> Tensor:
-        """``sum_ij G_ij W_ij H_ij``, [B, C, C]."""
+        """``sum_ij D_ij W_ij E_ij``, [B, C, C]."""
         size, cotangents = output_grads.shape[:2]
         forms = output_grads.new_zeros(size, cotangents, cotangents)
         roots = self.weights.sqrt()
@@ -93,7 +93,7 @@ class PairForm:
 
 
 def pair_form(inputs: KroneckerInputs, basis: Basis, weights: Tensor) -> PairForm:
-    """Compute V for all examples; it is symmetric, so half of it is summed.
+    """Compute V for all examples. V is symmetric, so only pairs t <= t' are computed.
 
     Args:
         inputs: Canonical inputs.
@@ -106,7 +106,7 @@ def pair_form(inputs: KroneckerInputs, basis: Basis, weights: Tensor) -> PairFor
     place[left, right] = place[right, left] = torch.arange(len(left), device=left.device)
     step = max(1, _PAIR_ENTRIES // (inputs.shape.groups * len(left) * inputs.shape.in_features))
     parts = []
-    for examples in slices(inputs.batch, step):
+    for examples in slices(inputs.batch_size, step):
         features = inputs.rotate(basis, examples).permute(1, 0, 3, 2)  # [G, b, T, J]
         products = features[:, :, left] * features[:, :, right]
         sums = products.flatten(1, 2) @ weights.transpose(1, 2)  # [G, b pairs, O]
@@ -153,7 +153,7 @@ def _rotate_outputs(basis: Tensor, values: Tensor) -> Tensor:
 
 
 def _rotate_features(basis: Tensor, gradients: Tensor) -> Tensor:
-    """``G Q_A`` for gradients [b, G, C, O, J] and a basis [G, J, J]: one product per group."""
+    """``D Q_A`` for gradients [b, G, C, O, J] and a basis [G, J, J]: one product per group."""
     by_group = gradients.transpose(0, 1)
     return (by_group.flatten(1, 3) @ basis).view(by_group.shape).transpose(0, 1)
 

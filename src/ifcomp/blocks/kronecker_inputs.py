@@ -21,26 +21,26 @@ class KroneckerShape:
     Attributes:
         groups: G, independent blocks of equal shape.
         out_features: O, outputs per group.
-        channels: Side of the input covariance: J, or the input channels per group with shared offsets.
+        basis_size: Side of the input covariance: J with the bias, or the channels per group with shared offsets.
         offsets: Kernel offsets that share one input basis; 1 without shared offsets.
         has_bias: Whether a bias is the last input.
     """
 
     groups: int
     out_features: int
-    channels: int
+    basis_size: int
     offsets: int
     has_bias: bool
 
     @property
     def shares_offsets(self) -> bool:
-        """Whether the input basis is over channels only (SUA)."""
+        """Whether one input basis over channels serves all kernel offsets (SUA)."""
         return self.offsets > 1
 
     @property
     def in_features(self) -> int:
         """J, inputs per group, with the bias."""
-        return self.channels * self.offsets + self.has_bias if self.shares_offsets else self.channels
+        return self.basis_size * self.offsets + self.has_bias if self.shares_offsets else self.basis_size
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Patches:
     """Inputs of one call of a layer.
 
     Attributes:
-        channels: [B, R, G, C, *S]: R rows per example, C channels per group, spatial axes S.
-        unfold: Maps channels [N, G, C, *S] to patches [N, G, J', T'], without the bias.
+        channels: [B, R, G, I, *S]: R rows per example, I input channels per group, spatial axes S.
+        unfold: Maps channels [N, G, I, *S] to patches [N, G, J', T'], without the bias.
     """
 
     channels: Tensor
@@ -63,7 +63,7 @@ class KroneckerInputs:
     Attributes:
         calls: Inputs of every call of the layer; their positions are concatenated. Without a weight they are empty.
         shape: Shape of the block.
-        batch: B.
+        batch_size: B.
         positions: T, over all calls.
         dtype: Precision of unfolded inputs.
         device: Device of unfolded inputs.
@@ -71,7 +71,7 @@ class KroneckerInputs:
 
     calls: Sequence[Patches]
     shape: KroneckerShape
-    batch: int
+    batch_size: int
     positions: int
     dtype: torch.dtype
     device: torch.device
@@ -81,7 +81,7 @@ class KroneckerInputs:
 
         Args:
             examples: Which examples.
-            channel_basis: Eigenvectors [G, C, C] by which channels are rotated before they are unfolded.
+            channel_basis: Eigenvectors [G, I, I] by which channels are rotated before they are unfolded.
         """
         parts = []
         for call in self.calls:
@@ -93,19 +93,19 @@ class KroneckerInputs:
         if not self.shape.has_bias:
             assert features is not None
             return features
-        count = len(range(self.batch)[examples])
+        count = len(range(self.batch_size)[examples])
         ones = torch.ones(count, self.shape.groups, 1, self.positions, dtype=self.dtype, device=self.device)
         return ones if features is None else torch.cat([features, ones], 2)
 
     def rotate(self, basis: Basis, examples: slice = slice(None)) -> Tensor:
-        """Inputs of some examples in the eigenbasis, [b, G, J, T]."""
+        """Inputs of some examples in the eigenbasis, [b, G, J, T]. With shared offsets the bias is not rotated."""
         assert basis.inputs is not None
         if self.shape.shares_offsets:
             return self.unfold(examples, basis.inputs)
         return rotate(basis.inputs, self.unfold(examples))
 
     def channels(self) -> Tensor:
-        """The channels of all input positions, [B, G, C, S]."""
+        """The channels of all input positions, [B, G, I, N] with N positions."""
         parts = [call.channels.to(self.dtype).flatten(4).permute(0, 2, 3, 1, 4).flatten(3) for call in self.calls]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -114,8 +114,8 @@ def rotate(basis: Tensor, values: Tensor) -> Tensor:
     """``Q^T v`` at every position.
 
     Args:
-        basis: Q [G, C, C].
-        values: v [B, G, C, T].
+        basis: Q [G, side, side].
+        values: v [B, G, side, T].
     """
     if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
         flat = values[:, 0].transpose(1, 2)  # [B, T, C]

@@ -3,7 +3,7 @@
 Rotating before the gradient is formed costs ``T J^2 + C T O^2`` multiplications per example, rotating it afterwards
 ``C O J^2 + C O^2 J``. Both give the same matrix.
 
-*Direct* forms every rotated gradient G and sums ``G^2 W``: C T O J multiplications for C cotangents. *Pairs* never
+*Direct* forms every rotated gradient D and sums ``D^2 W``: C T O J multiplications for C cotangents. *Pairs* never
 forms a gradient (see `ifcomp.blocks.kronecker_forms`): T(T+1)/2 O J once, and C T(T+1)/2 O after that.
 """
 
@@ -22,8 +22,8 @@ SLAB_ENTRIES = 1 << 21
 #: Multiplications that take as long as one access to memory outside the cache, and inside it.
 _PER_ACCESS, _PER_CACHED_ACCESS = 24.0, 4.0
 
-#: Largest condition at which *pairs* is used for T > 1. Its sum over pairs cancels where a gradient is small, so its
-#: error grows as rounding times the condition; that of *direct* grows as the square of rounding times the condition.
+#: Largest condition at which *pairs* is used for T > 1. Its sum over pairs cancels where a gradient is small: the
+#: relative error of *pairs* is about eps * condition, that of *direct* about eps^2 * condition.
 MAX_CONDITION = 1e3
 
 
@@ -49,7 +49,7 @@ class KroneckerPlan:
 def make_plan(
     shape: KroneckerShape,
     positions: int,
-    at_once: int,
+    chunk_size: int,
     cotangents: int,
     condition: float,
     *,
@@ -58,21 +58,21 @@ def make_plan(
     """Choose by counting multiplications.
 
     A slab holds whole gradients of all cotangents, for as many examples as fit. If one example does not fit, a slab
-    holds a part of the columns. Gradients that are rotated after they are formed stay whole.
+    holds a part of the columns. If inputs are rotated after the product, a slab has all columns.
 
     Args:
         shape: G, O and J of the block. With shared offsets channels are rotated before they are unfolded.
         positions: T.
-        at_once: C, the number of cotangents per call.
-        cotangents: Number of cotangents in all calls.
+        chunk_size: C, the number of cotangents per call.
+        cotangents: Number of cotangents in all calls together.
         condition: Largest inverse curvature times the mean curvature.
         slab_entries: Largest number of entries of a slab, and of its unfolded inputs.
     """
     groups, out_features, in_features = shape.groups, shape.out_features, shape.in_features
-    inputs_first = shape.shares_offsets or positions <= at_once * out_features
-    entries = groups * at_once * out_features * in_features
+    inputs_first = shape.shares_offsets or positions <= chunk_size * out_features
+    entries = groups * chunk_size * out_features * in_features
     examples = max(1, min(slab_entries // entries, slab_entries // (groups * in_features * positions)))
-    columns = max(1, slab_entries // (groups * at_once * out_features)) if inputs_first else in_features
+    columns = max(1, slab_entries // (groups * chunk_size * out_features)) if inputs_first else in_features
     return KroneckerPlan(
         kernel=_choose_kernel(out_features, in_features, positions, cotangents, condition),
         rotate_inputs_first=inputs_first,
@@ -89,7 +89,7 @@ def _choose_kernel(out_features: int, in_features: int, positions: int, cotangen
     if condition > MAX_CONDITION:
         return "direct"
     entries = out_features * in_features
-    access = _PER_CACHED_ACCESS if entries <= SLAB_ENTRIES else _PER_ACCESS / 2
+    access = _PER_CACHED_ACCESS if entries <= SLAB_ENTRIES else _PER_ACCESS / 2  # half of a large slab is in the cache
     direct = cotangents * entries * (positions + 2 * access)
     per_pair = entries + _PER_ACCESS * (in_features + cotangents * out_features)
     return "pairs" if positions * (positions + 1) / 2 * per_pair < direct else "direct"

@@ -50,20 +50,20 @@ class CovarianceSums:
             for name, total in totals.items()
         }
 
-    def add(self, recording: Recording, cotangents: Sequence[Cotangents], at_once: int) -> None:
+    def add(self, recording: Recording, cotangents: Sequence[Cotangents], chunk_size: int) -> None:
         """Add the outer products of one microbatch.
 
         Args:
             recording: The forward pass.
             cotangents: Fisher cotangents of each of the settings.
-            at_once: Number of cotangents to stack.
+            chunk_size: Number of cotangents to stack.
         """
         blocks = [block for block in recording.blocks if block.has_eigenbasis]
         for block in blocks:
             if (products := block.input_covariance(recording.inputs(block))) is not None:
                 self.inputs[block.name].add_(products)
         for totals, vectors in zip(self.outputs, cotangents, strict=True):
-            for chunk in vectors.chunks(at_once):
+            for chunk in vectors.chunks(chunk_size):
                 for block, _, output_grads in recording.canonical(chunk, blocks):
                     if (products := block.output_covariance(output_grads)) is not None:
                         totals[block.name].add_(products)
@@ -79,7 +79,7 @@ def add_second_moments(
     recording: Recording,
     bases: Mapping[str, Basis],
     cotangents: Cotangents,
-    at_once: int,
+    chunk_size: int,
 ) -> None:
     """Add the squared gradients of one microbatch in the eigenbasis.
 
@@ -88,9 +88,9 @@ def add_second_moments(
         recording: The forward pass.
         bases: Eigenbases by block.
         cotangents: Fisher cotangents.
-        at_once: Number of cotangents to stack.
+        chunk_size: Number of cotangents to stack.
     """
-    for chunk in cotangents.chunks(at_once):
+    for chunk in cotangents.chunks(chunk_size):
         for block, inputs, output_grads in recording.canonical(chunk, recording.blocks):
             plan = block.plan(inputs, len(chunk))
             block.add_second_moments(totals[block.name], inputs, output_grads, bases.get(block.name), plan)

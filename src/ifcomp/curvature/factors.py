@@ -17,7 +17,7 @@ from torch import Tensor
 from ifcomp.blocks.block import Basis, FactorShapes
 from ifcomp.errors import NonFiniteError, SettingError
 
-#: Rounding error of a gradient that is zero in theory, relative to the largest, in units of the precision.
+#: A direction has no curvature if its gradients are below this multiple of eps times the largest gradient.
 _ROUNDINGS = 128
 
 FisherKind = Literal["sampled", "exact", "empirical"]

@@ -2,7 +2,7 @@
 
 The mean expected influence of a layer over the training data is ``f(delta) = sum Lambda / (Lambda + delta)``, its
 number of effective parameters. If all curvature is far below the damping, f is proportional to ``1 / delta``: ten times
-the damping divides it by ten, and the layer's part of every score is a matter of choice. If the curvature
+the damping divides it by ten, and the layer's part of every score depends mainly on the damping. If the curvature
 dominates, ten times the damping changes little.
 """
 
@@ -28,7 +28,7 @@ _MULTIPLES = tuple(10.0**-exponent for exponent in range(1, 9))
 _DESCRIPTIONS = {
     "dead": "no training example has a gradient, so only the damping determines its influence; leave it out with "
     "layers=",
-    "faint": "its gradients are negligible beside those of other layers, but Relative damping weighs it like them; "
+    "faint": "its gradients are negligible beside those of other layers, but Relative damping gives it their weight; "
     "leave it out with layers=, or give an absolute damping",
     "damping": "ten times the damping divides its expected influence by {factor:.1f}; use less damping",
 }

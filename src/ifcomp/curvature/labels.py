@@ -14,11 +14,11 @@ from ifcomp.curvature.factors import FitSettings
 
 @dataclass(frozen=True)
 class Cotangents:
-    """Vectors over the logits for every example, [count, B, K], made a few at a time: all of them take B K^2 numbers.
+    """Vectors over the logits for every example, [count, B, K], built in chunks: all K labels have B K^2 elements.
 
     Attributes:
         count: C.
-        make: Gives those of a slice.
+        make: Returns the cotangents of a slice, [C', B, K].
     """
 
     count: int
@@ -64,7 +64,7 @@ def label_cotangents(probability: Tensor) -> Cotangents:
 
 
 def pair_cotangents(labels: Tensor, others: Tensor, classes: int) -> Cotangents:
-    """``e_y - e_other``, one for each example: how two labels pull a model apart that knows only these.
+    """``e_y - e_other`` for each example: the contrast of two labels, [1, B, K].
 
     Args:
         labels: y, [B].
@@ -83,9 +83,9 @@ def fisher_cotangents(
     Each is a label residual times the root of its weight: C = ``label_samples`` draws, all K labels weighted by p, or
     the one label of the data.
 
-    Draws are importance samples. A confident model's own label has nearly no gradient and would nearly always be
-    drawn, so one draw from p says nothing. Label y is drawn with probability ``q_y = p_y |p - e_y|^2 / S`` instead and
-    its residual is scaled to length ``sqrt(S)``, ``S = E_y |p - e_y|^2``: the same expectation, and no draw is lost.
+    Draws are importance samples. If the model is confident, a draw from p is almost always the predicted label, whose
+    residual is near zero, and the variance is large. So label y is drawn with probability ``q_y = p_y |p - e_y|^2 / S``
+    and its residual is scaled to length ``sqrt(S)``, ``S = E_y |p - e_y|^2``. The expectation is the same.
 
     Args:
         logits: [B, K].
@@ -96,13 +96,13 @@ def fisher_cotangents(
     """
     p = probabilities(logits, settings.beta)
     if settings.fisher == "exact":
-        return Cotangents(p.shape[1], lambda some: all_label_residuals(p, some) * p.T[some].sqrt().unsqueeze(-1))
+        return Cotangents(p.shape[1], lambda chunk: all_label_residuals(p, chunk) * p.T[chunk].sqrt().unsqueeze(-1))
     if settings.fisher == "empirical":
         assert labels is not None
         return Cotangents.of(label_residuals(p, labels.to(p.device)).unsqueeze(0))
 
-    def draw(some: slice) -> Tensor:
-        numbers = range(settings.label_samples)[some]
+    def draw(chunk: slice) -> Tensor:
+        numbers = range(settings.label_samples)[chunk]
         return torch.stack([_draw(p, settings, pass_index, first_position, number) for number in numbers])
 
     return Cotangents(settings.label_samples, draw)
@@ -130,9 +130,9 @@ def squared_residuals(probability: Tensor) -> Tensor:
 
 
 def sample_labels(probability: Tensor, seed: int, pass_index: int, first_position: int, draw: int) -> Tensor:
-    """One label per example from p, whose rows need not sum to 1, [B].
+    """Draw one label per example from unnormalised probabilities, [B].
 
-    A function of (seed, pass, draw, position) alone, whatever the batches.
+    The result depends only on seed, pass, draw and position, not on the batches.
     """
     positions = np.arange(first_position, first_position + len(probability), dtype=np.uint64)
     state = _mix(np.full(1, seed % 2**64, np.uint64))

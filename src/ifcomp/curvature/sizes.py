@@ -64,9 +64,9 @@ def check_factor_memory(
         return
     largest = sorted(blocks, key=lambda block: -sum(block_bytes(block, itemsize)))[:_MAX_LAYERS]
     lines = [f"  {block.name or '(model)'}: {_describe(block, itemsize)}" for block in largest]
-    limited = "max_memory is" if limit is not None and limit == allowed else "there are only"
+    limited = "max_memory is" if limit is not None and limit == allowed else "the free memory is"
     raise MemoryLimitError(
-        f"The factors of this fit need {as_text(needed)} ({needed:,} bytes) at their largest, but {limited} "
+        f"The factors of this fit need {as_text(needed)} ({needed:,} bytes) at the peak, but {limited} "
         f"{as_text(allowed)}. The largest layers:\n" + "\n".join(lines) + "\nLeave layers out with layers=[...] or "
         "requires_grad_(False), share one input basis over the offsets of convolutions with sua=True, or use a "
         "machine with more memory."

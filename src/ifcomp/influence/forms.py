@@ -1,7 +1,7 @@
 """Quadratic forms ``v^T M v`` and bilinear forms ``v^T M w`` of logit cotangents, summed over blocks.
 
-``M(x) = J (G + delta)^-1 J^T`` is the logit kernel [K, K] of an example, in beta-free units. A cotangent is a
-vector over the logits.
+``M(x) = J (G + delta)^-1 J^T`` is the logit kernel [K, K] of an example. A cotangent is a vector over the logits.
+Units are beta-free: gradients are ``J^T v`` without a factor beta, and ``IF_beta(x, y) = v^T M v`` for ``v = p - e_y``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ifcomp.layers.recording import Recording
 
 
 class FormEvaluator:
-    """Evaluates forms for one recorded microbatch. Terms that do not depend on the cotangent are computed once."""
+    """Evaluates forms for one recorded microbatch."""
 
     def __init__(
-        self, factors: Factors, weights: Mapping[str, Weights], recording: Recording, at_once: int, cotangents: int
+        self, factors: Factors, weights: Mapping[str, Weights], recording: Recording, chunk_size: int, cotangents: int
     ) -> None:
         """Bind a recording to the inverse curvature.
 
@@ -30,11 +30,11 @@ class FormEvaluator:
             factors: The curvature.
             weights: Inverse curvature by block.
             recording: The forward pass.
-            at_once: Number of cotangents to stack.
+            chunk_size: Number of cotangents to stack.
             cotangents: Number of cotangents in all calls.
         """
         self._factors, self._weights, self._recording = factors, weights, recording
-        self._at_once, self._cotangents = at_once, cotangents
+        self._at_once, self._cotangents = chunk_size, cotangents
         self._forms: dict[str, Form] = {}
 
     def quadratic(self, cotangents: Cotangents) -> Tensor:
@@ -66,7 +66,7 @@ class FormEvaluator:
             self._forms[block.name] = self._build(block, self._at_once, self._cotangents)
         return self._forms[block.name]
 
-    def _build(self, block: Block, at_once: int, cotangents: int) -> Form:
+    def _build(self, block: Block, chunk_size: int, cotangents: int) -> Form:
         weights, inputs = self._weights[block.name], self._recording.inputs(block)
-        plan = block.plan(inputs, at_once, cotangents, weights.condition)
+        plan = block.plan(inputs, chunk_size, cotangents, weights.condition)
         return block.form(inputs, self._factors.blocks[block.name].basis, weights.values, plan)

@@ -35,8 +35,8 @@ def probe_cotangents(probability: Tensor, probes: int, seed: int) -> Cotangents:
     rotation = torch.from_numpy(_directions(probability.shape[1], probes, seed)).to(probability.device)
     roots = probability.sqrt()
 
-    def make(some: slice) -> Tensor:
-        chosen = rotation[:, some]
+    def make(chunk: slice) -> Tensor:
+        chosen = rotation[:, chunk]
         along = roots @ chosen  # [B, m']
         return (roots.unsqueeze(0) * (chosen.T.unsqueeze(1) - along.T.unsqueeze(-1) * roots.unsqueeze(0))).contiguous()
 

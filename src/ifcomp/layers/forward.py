@@ -13,14 +13,14 @@ from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The precision of the ``torch.autocast`` that the user is in; None outside of it."""
+    """The dtype of the active ``torch.autocast``; None outside of it."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
-    """Logits, and the precision of a backward from them: that of the ``torch.autocast`` around, if there is one.
+    """Return the logits and the dtype of their backward pass: that of the active autocast, else that of the logits.
 
-    Its copies of weights are not kept: those made without a graph, by a call before this one, would cut this one's.
+    The autocast cache is disabled: weights that were cached under ``no_grad`` have no graph.
     """
     device = next(model.parameters()).device
     cast = autocast_dtype(device)
@@ -31,10 +31,7 @@ def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; afterwards each in the mode it had, and with the weights it had.
-
-    An embedding with ``max_norm`` changes its weights whenever it is used.
-    """
+    """Put all modules in eval mode. On exit, restore their modes and the weights of embeddings with ``max_norm``."""
     training = [module for module in model.modules() if module.training]
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
@@ -49,7 +46,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's logits [B, K], checked.
+    """Return the validated logits [B, K] of a model.
 
     Raises:
         LogitsError: If the output is not [B, K] with K > 1.

@@ -53,7 +53,7 @@ class Inventory:
         return Coverage((*rows, *self.left_out))
 
     def demote(self, names: Collection[str]) -> Inventory:
-        """Give the parameters of modules whose rule does not hold diagonal blocks.
+        """Replace the blocks of modules by one diagonal block per parameter.
 
         Args:
             names: Names of blocks. All blocks of their modules are demoted.
@@ -80,7 +80,7 @@ class Inventory:
         )
 
     def demote_to(self, names: Collection[str]) -> Inventory:
-        """Demote blocks whose parameters, rather than themselves, are among the names of factors."""
+        """Demote blocks that the factors contain only as diagonal blocks of single parameters."""
         return self.demote(
             {
                 layer.name
@@ -149,7 +149,7 @@ def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
 def _check_trainable(owned: Sequence[tuple[str, nn.Parameter]], trainable: Mapping[str, nn.Parameter]) -> None:
     if not owned:
         raise ModelError(
-            "No parameter is in the model: it has none, torch.jit.freeze made them constants, or its layers are "
+            "The model has no parameters. Possible causes: torch.jit.freeze made them constants, or its layers are "
             "quantised. Give the model that was trained."
         )
     if not trainable:

@@ -19,7 +19,8 @@ from ifcomp.blocks.kronecker_inputs import KroneckerInputs, Patches
 class Layer(ABC):
     """One block of a module, read from the module's inputs and output gradients.
 
-    Values and gradients come as one tensor [B, R, features...] per call, with R rows per example.
+    Values and gradients come as one tensor [B, R, features...] per call. R rows per example are the flattened leading
+    axes other than the batch.
 
     Attributes:
         block: The block.

@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ifcomp.errors import ModelError, NonFiniteError
 
-#: Modules that scale activations by the largest of the whole batch live here.
+#: Package of dynamically quantised modules, which scale activations by the maximum over the batch.
 _DYNAMIC = "torch.ao.nn.quantized.dynamic"
 
 #: Largest number of names in a message.
@@ -44,7 +44,9 @@ def check_model(model: nn.Module) -> None:
         if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(value.detach()).all()
     ]
     if wrong:
-        raise NonFiniteError(f"The model has NaN or infinite values in {', '.join(wrong)}. Load a sound checkpoint.")
+        raise NonFiniteError(
+            f"The model has NaN or infinite values in {', '.join(wrong)}. Load a checkpoint with finite values."
+        )
 
 
 def untouched_norms(model: nn.Module) -> list[str]:

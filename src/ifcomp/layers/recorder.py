@@ -60,8 +60,8 @@ class Recorder:
     def attached(self) -> Iterator[None]:
         """Put the model in eval mode and hook its layers; afterwards it is as before.
 
-        Only covered parameters require gradients inside, so autograd stores nothing below the first of them. A nested
-        call, for instance from an iterator of the data, changes nothing.
+        Only covered parameters require gradients inside, so autograd stores nothing below the first of them. Calls
+        can be nested, for instance by an iterator that scores; only the outermost attaches.
         """
         if self._is_attached:
             yield
@@ -147,14 +147,14 @@ class Recorder:
         return forward
 
     def _emit(self, tracked: TrackedModule, parts: Mapping[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
-        """Record one affine map, and expand an output that the batch shares."""
+        """Record one affine map. If one row serves the whole batch, expand it to B rows."""
         recording = self._recording
         if recording is None or not output.requires_grad:
             return output
         names = [layer.name for layer in tracked.layers if layer.name in parts]
-        if recording.batch > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
-            value = value.expand(recording.batch, *value.shape[1:])
-            output = output.expand(recording.batch, *output.shape[1:])
+        if recording.batch_size > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
+            value = value.expand(recording.batch_size, *value.shape[1:])
+            output = output.expand(recording.batch_size, *output.shape[1:])
         for name in names:
             recording.add(name, value, output, parts[name])
         return output

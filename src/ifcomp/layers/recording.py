@@ -53,7 +53,7 @@ class Recording:
 
     def __init__(
         self,
-        batch: int,
+        batch_size: int,
         layers: Sequence[Layer],
         layouts: Mapping[str, Layout],
         dtype: torch.dtype,
@@ -63,14 +63,14 @@ class Recording:
         """Start without calls; the recorder adds them.
 
         Args:
-            batch: B.
+            batch_size: B.
             layers: Layers that are recorded.
             layouts: Batch axis of every layer.
             dtype: Precision of canonical tensors.
             others: Blocks of parameters without a layer rule.
             other_gradients: Computes the gradients of those.
         """
-        self.batch, self.layouts, self.dtype = batch, layouts, dtype
+        self.batch_size, self.layouts, self.dtype = batch_size, layouts, dtype
         self.logits: Tensor = torch.empty(0)
         self.backward_dtype = dtype
         self.calls: dict[str, list[LayerCall]] = {}
@@ -102,8 +102,8 @@ class Recording:
         if name not in self._inputs:
             layer, layout = self._layers[name], self.layouts[name]
             calls = self.calls[name]
-            values = [layout.by_example(call.value, layer.input_axes(call.value), self.batch) for call in calls]
-            output_sizes = [call.shape.numel() // self.batch for call in calls]
+            values = [layout.by_example(call.value, layer.input_axes(call.value), self.batch_size) for call in calls]
+            output_sizes = [call.shape.numel() // self.batch_size for call in calls]
             self._inputs[name] = layer.inputs(values, output_sizes, self.dtype)
         return self._inputs[name]
 
@@ -125,7 +125,7 @@ class Recording:
                     stacked[layer.name] = grad.unsqueeze(1)
                     continue
                 if layer.name not in stacked:
-                    stacked[layer.name] = grad.new_empty(self.batch, len(cotangents), *grad.shape[1:])
+                    stacked[layer.name] = grad.new_empty(self.batch_size, len(cotangents), *grad.shape[1:])
                 stacked[layer.name][:, index] = grad
         if any(block.name in names for block in self._others):
             found = self._other_gradients(cotangents)
@@ -133,7 +133,7 @@ class Recording:
         return stacked
 
     def canonical(self, cotangents: Tensor, blocks: Iterable[Block]) -> Iterator[tuple[Block, Any, Tensor]]:
-        """Each block with its canonical inputs and output gradients [B, C, ...], which are freed block by block."""
+        """Each block with canonical inputs and output gradients [B, C, ...]; the gradients are freed block by block."""
         blocks = list(blocks)
         output_grads = self.output_grads(cotangents, blocks)
         for block in blocks:
@@ -165,7 +165,7 @@ class Recording:
             grad = self.logits.new_zeros(call.shape)
         elif call.part is not None:
             grad = grad[..., call.part]
-        rows = self.layouts[layer.name].by_example(grad, layer.output_axes(grad), self.batch).to(self.dtype)
+        rows = self.layouts[layer.name].by_example(grad, layer.output_axes(grad), self.batch_size).to(self.dtype)
         return rows if scales is None else rows / scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
 
     def check_layout(self, layer: Layer) -> None:
@@ -173,11 +173,11 @@ class Recording:
         layout = self.layouts.get(layer.name)
         for call in self.calls.get(layer.name, []):
             axes = layer.input_axes(call.value)
-            if layout is None or not layout.fits(call.value.shape, axes, self.batch, expanded=True):
+            if layout is None or not layout.fits(call.value.shape, axes, self.batch_size, expanded=True):
                 raise ModelError(
                     f"Layer '{layer.name}' does not run as on the examples that were checked first: its input has "
-                    f"shape {list(call.value.shape)} in a batch of {self.batch}. Begin with a batch in which every "
-                    "layer runs as usual, or leave the layer out with layers= or requires_grad_(False)."
+                    f"shape {list(call.value.shape)} in a batch of {self.batch_size}. Begin with a batch in which "
+                    "every layer runs as usual, or leave the layer out with layers= or requires_grad_(False)."
                 )
 
     def check_unchanged(self, layer: Layer) -> None:

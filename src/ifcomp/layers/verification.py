@@ -28,7 +28,7 @@ from ifcomp.layers.recording import LayerCall, Recording
 #: Examples per comparison: more than two, so that few other axes have the same length.
 _EXAMPLES = 3
 
-#: Number of comparisons with other examples while a layer has no gradient.
+#: Largest number of groups of examples that are tried until every layer has a gradient.
 _ATTEMPTS = 8
 
 
@@ -61,7 +61,7 @@ def verify(
         likely: Layouts to try first, from an earlier verification.
 
     Raises:
-        ModelError: If an example's logits depend on the other examples of its batch, on chance, or on no parameter.
+        ModelError: If logits depend on other examples of the batch, are random, or do not depend on a parameter.
     """
     check_inputs(batch)
     known = dict(likely or {})
@@ -208,17 +208,17 @@ def _candidates(layer: Layer, recording: Recording) -> list[Layout]:
     return [
         layout
         for layout in dict.fromkeys([likely, *Layout])
-        if all(layout.fits(call.value.shape, layer.input_axes(call.value), recording.batch) for call in calls)
+        if all(layout.fits(call.value.shape, layer.input_axes(call.value), recording.batch_size) for call in calls)
     ]
 
 
 def _ambiguous(layer: Layer, recording: Recording, expected: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether no example has a gradient, and the rows of a call could belong to the examples in several ways."""
+    """Whether the examples cannot decide the layout: all gradients are zero, and several layouts fit."""
     if any(grads[name].any() for grads in expected for name in layer.block.parameters):
         return False
     if recording.layouts[layer.name] is Layout.SHARED:
         return False
-    return any(_arrangements(layer, call, recording.batch) > 1 for call in recording.calls.get(layer.name, []))
+    return any(_arrangements(layer, call, recording.batch_size) > 1 for call in recording.calls.get(layer.name, []))
 
 
 def _arrangements(layer: Layer, call: LayerCall, batch: int) -> int:

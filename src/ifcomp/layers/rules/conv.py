@@ -89,7 +89,7 @@ def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | 
     shape = KroneckerShape(
         groups=module.groups,
         out_features=module.out_channels // module.groups,
-        channels=channels if shares else inputs,
+        basis_size=channels if shares else inputs,
         offsets=offsets if shares else 1,
         has_bias=has_bias,
     )

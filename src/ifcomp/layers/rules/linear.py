@@ -52,7 +52,7 @@ def linear_block(name: str, parameters: list[str], in_features: int, out_feature
     """
     has_bias = any(parameter.endswith("bias") for parameter in parameters)
     inputs = in_features * has_weight(parameters) + has_bias
-    shape = KroneckerShape(groups=1, out_features=out_features, channels=inputs, offsets=1, has_bias=has_bias)
+    shape = KroneckerShape(groups=1, out_features=out_features, basis_size=inputs, offsets=1, has_bias=has_bias)
     return KroneckerBlock(name, "linear", tuple(parameters), out_features * inputs, shape)
 
 
