@@ -168,9 +168,10 @@ class Microbatches:
         return self.budget / (_MARGIN * max(peak, 1))
 
     def _check(self, peaks: dict[str, int]) -> None:
-        if self.limit is None or peaks["1 x 1"] <= self.budget:
+        smallest = peaks[_trial_key(min(_trials(peaks)))]
+        if self.limit is None or smallest <= self.budget:
             return
-        needed = self.fixed_bytes + peaks["1 x 1"]
+        needed = self.fixed_bytes + smallest
         raise MemoryLimitError(
             f"max_memory is {as_text(self.limit)} ({self.limit:,} bytes), but at least {needed:,} bytes "
             f"({as_text(needed)}) are needed: {as_text(self.fixed_bytes)} for the factors and "

@@ -37,3 +37,15 @@ def test_half_inputs_with_single_statistics() -> None:
         ifc = IFComp(model, fisher="exact", damping=1e-2).fit([x])
         alone = torch.cat([ifc.influence(example) for example in x.split(1)])
     assert_close(alone, plain, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_constant_channel_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)))()
+    model[0].weight.detach()[0] = 0.0
+    model[0].bias.detach()[0] = 600.0
+    model[1].running_mean[0], model[1].running_var[0] = 600.0, 1e-9
+    model = model.to(dtype)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert model(x).isfinite().all()
+    assert IFComp(model, fisher="exact", damping=1e-2).fit([x]).influence(x).isfinite().all()

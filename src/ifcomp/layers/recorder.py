@@ -131,7 +131,7 @@ class Recorder:
 
     def _hook(self, tracked: TrackedModule) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            value = args[0] if args else kwargs["input"]
+            value = args[0] if args else next(iter(kwargs.values()))
             return self._emit(tracked, {tracked.layers[0].name: None}, value, output)
 
         return hook

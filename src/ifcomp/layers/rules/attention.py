@@ -79,7 +79,7 @@ def attend(
     if module.add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    weights = (scores if mask is None else scores + mask).softmax(-1)
+    weights = _softmax(scores, mask, zero_masked=not need_weights)
     mixed = (weights @ v).transpose(1, 2).flatten(2)
     output = emit({"out_proj": None}, mixed, F.linear(mixed, module.out_proj.weight, module.out_proj.bias))
     if not module.batch_first:
@@ -87,6 +87,19 @@ def attend(
     if not need_weights:
         return output, None
     return output, weights.mean(1) if average_attn_weights else weights
+
+
+def _softmax(scores: Tensor, mask: Tensor | None, zero_masked: bool) -> Tensor:
+    """Attention weights [B, heads, length, keys] with an additive mask.
+
+    ``zero_masked`` gives rows without a visible key the weight 0, as the module does if it returns no weights.
+    """
+    if mask is None:
+        return scores.softmax(-1)
+    if not zero_masked:
+        return (scores + mask).softmax(-1)
+    masked = (mask == -math.inf).all(-1, keepdim=True)
+    return (scores + mask.masked_fill(masked, 0.0)).softmax(-1).masked_fill(masked, 0.0)
 
 
 def _project(

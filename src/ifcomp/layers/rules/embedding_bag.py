@@ -44,6 +44,6 @@ def _reduce(vectors: Tensor, indices: Tensor, module: nn.EmbeddingBag) -> Tensor
         kept = (indices != module.padding_idx).unsqueeze(-1)
     if module.mode == "max":
         empty = ~kept.any(1)
-        return vectors.masked_fill(~kept, -math.inf).amax(1).masked_fill(empty, 0.0)
+        return vectors.masked_fill(~kept, -math.inf).max(1).values.masked_fill(empty, 0.0)
     total = (vectors * kept).sum(1)
     return total / kept.sum(1).clamp_min(1) if module.mode == "mean" else total

@@ -19,6 +19,8 @@ from ifcomp.layers.registry import Selection, qualified_name, register, trainabl
 
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_HALF = (torch.float16, torch.bfloat16)
+_MIXED = [(dtype, torch.float32) for dtype in _HALF]
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -100,18 +102,17 @@ def _affine(module: _BatchNorm, value: Tensor) -> Tensor:
     """
     if module.running_mean is None or module.running_var is None:
         return F.batch_norm(value, None, None, module.weight, module.bias, training=True, eps=module.eps)
-    if value.dtype != module.running_var.dtype:
-        if value.dtype not in (torch.float16, torch.bfloat16) or module.running_var.dtype != torch.float32:
-            raise RuntimeError(
-                f"BatchNorm has statistics of type {module.running_var.dtype} but an input of type {value.dtype}."
-            )
-        return _affine(module, value.float()).to(value.dtype)
-    slope = torch.rsqrt(module.running_var + module.eps)
-    slope = slope if module.weight is None else slope * module.weight
-    shift = -module.running_mean * slope
-    shift = shift if module.bias is None else shift + module.bias
+    if value.dtype != module.running_var.dtype and (value.dtype, module.running_var.dtype) not in _MIXED:
+        raise RuntimeError(
+            f"BatchNorm has statistics of type {module.running_var.dtype} but an input of type {value.dtype}."
+        )
+    dtype = torch.float32 if value.dtype in _HALF else value.dtype  # as PyTorch, half precision computes in float32
+    slope = torch.rsqrt(module.running_var.to(dtype) + module.eps)
+    slope = slope if module.weight is None else slope * module.weight.to(dtype)
+    shift = -module.running_mean.to(dtype) * slope
+    shift = shift if module.bias is None else shift + module.bias.to(dtype)
     features = (-1, *(1,) * (value.dim() - 2))
-    return (value * slope.view(features)).add_(shift.view(features))
+    return (value.to(dtype) * slope.view(features)).add_(shift.view(features)).to(value.dtype)
 
 
 @register(*_INSTANCE_NORMS)
