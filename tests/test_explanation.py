@@ -10,7 +10,9 @@ from torch.testing import assert_close
 from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type, basis_arguments, fitted, labelled, library_block, oracle_blocks
 from ifcomp import IFComp
+from ifcomp.data.batches import as_batch
 from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.explanation import explain
 from oracles import (
     block_jacobian,
     ekfac_inverse,
@@ -123,11 +125,11 @@ def test_a_query_is_left_out_by_its_position() -> None:
     assert len(without.frame) == 2 * 39
 
 
-def test_batches_and_groups_of_queries_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_groups_of_queries_do_not_matter() -> None:
     ifc, x, y = fitted_on_random_data()
     whole = ifc.explain(x[:5], y[:5], [(x, y)], k=4).frame
-    monkeypatch.setattr("ifcomp.explanation.QUERY_BYTES", 500)
-    parts = ifc.explain(x[:5], y[:5], [(x[i : i + 7], y[i : i + 7]) for i in range(0, 40, 7)], k=4).frame
+    query, batches = as_batch(x[:5], labels=y[:5]), [(x[i : i + 7], y[i : i + 7]) for i in range(0, 40, 7)]
+    parts = explain(ifc._evaluation(query, None), query, batches, 4, None, False, query_bytes=500).frame
     assert (whole.drop(columns="effect") == parts.drop(columns="effect")).all(axis=None)
     assert_close(torch.tensor(parts["effect"].to_list()), torch.tensor(whole["effect"].to_list()), rtol=1e-4, atol=0)
 

@@ -78,11 +78,13 @@ def explain(
     count: int,
     train_positions: Sequence[int] | None,
     progress: bool | None,
+    *,
+    query_bytes: int = QUERY_BYTES,
 ) -> Explanation:
     """Find the training examples that most support and most contradict the label of each query.
 
     The effect of training example i on query q is ``g_q^T (G + delta)^-1 g_i / n`` in nats. One pass over the training
-    data serves as many queries as fit in `QUERY_BYTES`.
+    data serves as many queries as fit in ``query_bytes``.
 
     Args:
         evaluation: Fitted curvature.
@@ -91,13 +93,14 @@ def explain(
         count: Rows per query and role.
         train_positions: Position of each query in the training data, to exclude it. None excludes nothing.
         progress: Show a progress bar; None shows it on terminals.
+        query_bytes: Memory of the whitened query gradients.
     """
     if not isinstance(count, int) or count < 1:
         raise SettingError(f"k must be a whole number of at least 1, but is {count!r}.")
     if train_positions is not None and len(train_positions) != query.size:
         raise DataError(f"{len(train_positions)} positions for {query.size} queries. Give the position of each query.")
     parameters = sum(block.size for block in evaluation.recorder.blocks)
-    step = max(1, QUERY_BYTES // (parameters * evaluation.recorder.dtype.itemsize))
+    step = max(1, query_bytes // (parameters * evaluation.recorder.dtype.itemsize))
     frames = []
     for first in range(0, query.size, step):
         group = slice(first, first + step)
