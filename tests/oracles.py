@@ -555,7 +555,7 @@ def separate_attention(model: nn.Module) -> nn.Module:
 class SeparateBag(nn.Module):
     """A bag of tokens as an Embedding, ``table``, and a reduction of one example at a time.
 
-    Tokens with the same largest value share the gradient of a maximum equally.
+    Of tokens with the same largest value one gets the gradient of a maximum.
     """
 
     def __init__(self, bag: nn.EmbeddingBag) -> None:
@@ -576,7 +576,7 @@ class SeparateBag(nn.Module):
         kept = vectors if self.padding is None else vectors[tokens != self.padding]
         if not len(kept):
             return vectors.sum(0) * 0.0
-        return {"sum": kept.sum(0), "mean": kept.mean(0), "max": kept.amax(0)}[self.mode]
+        return {"sum": kept.sum(0), "mean": kept.mean(0), "max": kept.max(0).values}[self.mode]
 
 
 def separate_bags(model: nn.Module) -> nn.Module:
