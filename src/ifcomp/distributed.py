@@ -57,6 +57,8 @@ def data_parallel() -> Iterator[ProcessInfo]:
     token = _process_info.set(info)
     try:
         yield info
+        if creates_group:
+            dist.barrier()  # no process ends while another still communicates
     finally:
         _process_info.reset(token)
         if creates_group:

@@ -91,10 +91,10 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_key(value) for value in tree_leaves((args, kwargs)) if _is_strided(value)}
+        given = {_address(value) for value in tree_leaves((args, kwargs)) if _is_strided(value)}
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            if _is_strided(value) and _key(value) not in given:  # not a view
+            if _is_strided(value) and _address(value) not in given:  # not a view
                 self._add(value.untyped_storage())
         return result
 
@@ -115,8 +115,13 @@ def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
-def _key(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+def _address(value: torch.Tensor) -> int:
+    """The address of a tensor's storage.
+
+    ``untyped_storage`` would attach a Python object to the storage. Threads of a process group could then free it only
+    while the interpreter runs.
+    """
+    return int(value.data_ptr() - value.storage_offset() * value.element_size())
 
 
 class Peak:
