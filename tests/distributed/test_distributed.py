@@ -181,6 +181,7 @@ def test_the_backend_depends_on_the_device(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", selected.append)
     monkeypatch.setattr(distributed.dist, "is_initialized", lambda: bool(created))
+    monkeypatch.setattr(distributed.dist, "barrier", lambda: None)
     monkeypatch.setattr(distributed.dist, "init_process_group", created.append)
     monkeypatch.setattr(distributed.dist, "get_rank", lambda: 2)
     monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 3)
