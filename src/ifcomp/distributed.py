@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # its default arguments keep a group alive that exists at the import
 from torch import Tensor
 
 from ifcomp.data.batches import Batch
