@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ifcomp._version import __version__
 from ifcomp.blocks.block import Basis
-from ifcomp.curvature.accumulation import CovarianceSums, add_second_moments, second_moment_sums
+from ifcomp.curvature.accumulation import CovarianceSums, add_second_moments, clear_rounding_errors, second_moment_sums
 from ifcomp.curvature.eigen import basis_tensors, eigenbases, eigenvectors
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_finite
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
@@ -201,6 +201,8 @@ class FitPasses:
 
         self._run(batches, 1, add, count)
         all_reduce_sum(state.values())
+        for sums in totals:
+            clear_rounding_errors(sums, recorder.verified.rounding)
         examples = int(count)
         return [
             Factors(

@@ -14,7 +14,6 @@ from cases import CASES, seeded
 from comparison import as_type
 from ifcomp import IFComp
 from ifcomp.data.batches import as_batch
-from ifcomp.errors import ModelError
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.registry import Selection
@@ -188,10 +187,17 @@ def sequences(length: int) -> Tensor:
     return torch.randn(6, length, 4, generator=torch.Generator().manual_seed(length))
 
 
-def test_a_layer_that_did_not_run_on_the_first_batch_is_named() -> None:
-    with pytest.raises(ModelError, match=r"'extra'.*checked first.*layers="):
-        IFComp(seeded(LongOnly)()).fit([sequences(2), sequences(5)])
-    assert IFComp(seeded(LongOnly)()).fit([sequences(5), sequences(2)]).influence(sequences(3)).isfinite().all()
+@pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (2, 3, 4)], ids=str)
+def test_layers_that_do_not_run_on_the_first_batch_are_covered(lengths: tuple[int, ...]) -> None:
+    """The layer has another layout than the default one."""
+    data = [sequences(length).double() for length in lengths]
+    late, first = (
+        IFComp(seeded(LongOnly)().double(), fisher="exact", damping=1e-2).fit(order) for order in (data, data[::-1])
+    )
+    assert {row.treatment for row in late.coverage.rows if row.name == "extra"} == {"EKFAC"}
+    for x in data:
+        assert_close(late.influence(x), first.influence(x), rtol=1e-9, atol=0)
+        assert_close(torch.cat([late.influence(row) for row in x.split(1)]), late.influence(x), rtol=1e-9, atol=0)
 
 
 def test_demoted_layers_stay_demoted_after_loading(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ forward pass and the input covariances.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ifcomp.blocks.block import Basis
@@ -94,3 +96,20 @@ def add_second_moments(
         for block, inputs, output_grads in recording.canonical(chunk, recording.blocks):
             plan = block.plan(inputs, len(chunk))
             block.add_second_moments(totals[block.name], inputs, output_grads, bases.get(block.name), plan)
+
+
+def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collection[str]) -> None:
+    """Set the second moments of blocks whose gradients are rounding errors to zero, in place.
+
+    A parameter can have no gradient by symmetry, for instance the bias of the keys in attention. Its computed gradient
+    is the rounding error of larger numbers, and damping relative to its curvature would turn it into influence.
+
+    Args:
+        second_moments: Sums of squared gradients by name.
+        known: Names of blocks whose gradients are known to be rounding errors.
+    """
+    sizes = {name: float(total.cpu().double().sum()) for name, total in second_moments.items()}
+    largest = max(filter(math.isfinite, sizes.values()), default=0.0)
+    for name, total in second_moments.items():
+        if name in known or sizes[name] <= torch.finfo(total.dtype).eps ** 2 * largest:
+            total.zero_()

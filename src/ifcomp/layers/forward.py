@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from ifcomp.data.batches import Batch
 from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
 
+#: Types of half precision.
+HALF = (torch.float16, torch.bfloat16)
+
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype of the active ``torch.autocast``; None outside of it."""
@@ -31,18 +34,40 @@ def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules in eval mode. On exit, restore their modes and the weights of embeddings with ``max_norm``."""
-    training = [module for module in model.modules() if module.training]
+    """Put all modules in eval mode. On exit, restore their modes and the weights of embeddings with ``max_norm``.
+
+    Modules that cache tensors in eval mode clear the cache in ``train()``. A cached tensor without a graph would hide
+    its parameters, so ``train()`` is called on entry and on exit.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
+    is_training = model.training
+    model.train()
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        model.train()
+        model.train(is_training)
+        for module, mode in modes:
+            module.training = mode
         for embedding, weight in kept:
             embedding.weight.detach().copy_(weight)
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Convert parameters and buffers of half precision to float32. On exit, restore them."""
+    halves = [value for value in (*model.parameters(), *model.buffers()) if value.dtype in HALF]
+    originals = [value.data for value in halves]
+    for value in halves:
+        value.data = value.data.float()
+    try:
+        yield
+    finally:
+        for value, original in zip(halves, originals, strict=True):
+            value.data = original
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:

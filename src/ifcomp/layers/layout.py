@@ -15,6 +15,7 @@ class Layout(Enum):
     SECOND = "second"  #: [T, B, ..., features]
     FOLDED_SECOND = "folded second"  #: [T*B, features] with the examples of one position adjacent
     SHARED = "shared"  #: [1, ..., features]: one row for the whole batch; the recorder expands it to [B, ...]
+    SCATTERED = "scattered"  #: [N, features]: each row belongs to one example, in any order and number
 
     def fits(self, shape: torch.Size, feature_axes: int, batch: int, *, expanded: bool = False) -> bool:
         """Whether a tensor of this shape can have this layout.
@@ -28,14 +29,19 @@ class Layout(Enum):
         leading = shape[: len(shape) - feature_axes]
         if not leading:
             return False
+        if self is Layout.SCATTERED:
+            return True
         if self is Layout.SECOND:
             return len(leading) > 1 and leading[1] == batch
         if self is Layout.SHARED:
             return leading[0] == (batch if expanded else 1)
-        return leading[0] % batch == 0
+        return leading[0] > 0 and leading[0] % batch == 0
 
     def by_example(self, tensor: Tensor, feature_axes: int, batch: int) -> Tensor:
-        """Rearrange ``[leading..., features...]`` to ``[B, R, features...]`` with R rows per example."""
+        """Rearrange ``[leading..., features...]`` to ``[B, R, features...]`` with R rows per example.
+
+        Scattered rows are arranged by `ifcomp.layers.scattered.Owners`.
+        """
         if self is Layout.SECOND:
             tensor = tensor.transpose(0, 1)
         elif self is Layout.FOLDED_SECOND:

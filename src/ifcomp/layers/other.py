@@ -16,7 +16,7 @@ from ifcomp.layers.recording import check_half, half_scales
 
 
 def other_gradients(
-    model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor, dtype: torch.dtype
+    model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Tensor, dtype: torch.dtype, uses_vmap: bool
 ) -> dict[str, Tensor]:
     """Gradients of ``sum_k cotangents[c, b, k] * logits[b, k]`` for every example b and cotangent c.
 
@@ -29,6 +29,7 @@ def other_gradients(
         batch: B examples.
         cotangents: [C, B, K].
         dtype: Precision of the result.
+        uses_vmap: Whether to try ``vmap`` first.
 
     Returns:
         Flattened gradients [C, B, P] by name.
@@ -39,14 +40,19 @@ def other_gradients(
     scaled = cotangents if scales is None else cotangents * scales.unsqueeze(-1)
     with torch.inference_mode(False), torch.enable_grad():
         owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
-        gradients = _gradients(model, {name: owned[name] for name in names}, batch, scaled)
+        parameters: dict[str, Tensor] = {name: owned[name] for name in names}
+        gradients = _by_vmap_or_one_by_one(model, parameters, batch, scaled, uses_vmap)
     if scales is not None:
         check_half(gradients.values())
     flat = {name: value.detach().reshape(*cotangents.shape[:2], -1).to(dtype) for name, value in gradients.items()}
     return flat if scales is None else {name: value / scales.to(dtype).unsqueeze(-1) for name, value in flat.items()}
 
 
-def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
+def _by_vmap_or_one_by_one(
+    model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor, uses_vmap: bool
+) -> dict[str, Tensor]:
+    if not uses_vmap:
+        return _one_by_one(model, parameters, batch, cotangents)
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)

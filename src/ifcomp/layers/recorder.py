@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +18,31 @@ from ifcomp.layers.layer import TrackedModule
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.recording import Recording
+from ifcomp.layers.settling import check_gradient, settle_layouts
 from ifcomp.layers.wrappers import uncompiled
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Blocks of a model, and how they run on the verified examples.
+
+    Attributes:
+        inventory: All blocks; layers whose rule does not hold are demoted.
+        layouts: Batch axis of every layer that was called.
+        order: Names of the layers in the order of the forward pass.
+        num_classes: K, the number of logits.
+        rows: Rows of the first axis per example, by name of the layer.
+        rounding: Names of blocks whose gradients are rounding errors.
+        uses_vmap: Whether ``vmap`` gives the right gradients of parameters without a layer rule.
+    """
+
+    inventory: Inventory
+    layouts: Mapping[str, Layout]
+    order: tuple[str, ...] = ()
+    num_classes: int = 0
+    rows: Mapping[str, Collection[int]] = field(default_factory=dict)
+    rounding: frozenset[str] = frozenset()
+    uses_vmap: bool = True
 
 
 class Recorder:
@@ -28,22 +53,20 @@ class Recorder:
         ...     recording = recorder.record(batch)
     """
 
-    def __init__(
-        self, model: nn.Module, inventory: Inventory, layouts: Mapping[str, Layout], num_classes: int = 0
-    ) -> None:
+    def __init__(self, model: nn.Module, verified: Verified) -> None:
         """Prepare; the model is not touched yet.
 
         Args:
             model: The classifier.
-            inventory: Its blocks.
-            layouts: Batch axis of every layer that was called on the verified examples.
-            num_classes: K, the number of logits.
+            verified: Its blocks, and how they run.
         """
-        self.model, self.inventory, self.layouts, self.num_classes = model, inventory, layouts, num_classes
+        self.model, self.verified = model, verified
+        self.inventory, self.layouts, self.num_classes = verified.inventory, verified.layouts, verified.num_classes
         self.device = next(model.parameters()).device
         self.dtype = working_dtype(model)
         self._recording: Recording | None = None
         self._is_attached = False
+        self._called = {*verified.rows, *verified.rounding}
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -81,12 +104,12 @@ class Recorder:
                     stack.callback(parameter.requires_grad_, True)
             yield
 
-    def record(self, batch: Batch, *, check_layouts: bool = True) -> Recording:
+    def record(self, batch: Batch, *, settle: bool = True) -> Recording:
         """Run the model on a batch; inside `attached`.
 
         Args:
             batch: Examples on the model's device.
-            check_layouts: Whether every layer must be called as on the verified examples.
+            settle: Whether layouts are checked where layers do not run as on the verified examples.
         """
         names = [block.name for block in self.inventory.others]
         recording = Recording(
@@ -95,7 +118,9 @@ class Recorder:
             self.layouts,
             self.dtype,
             self.inventory.others,
-            lambda cotangents: other_gradients(self.model, names, batch, cotangents, self.dtype),
+            lambda cotangents: other_gradients(
+                self.model, names, batch, cotangents, self.dtype, self.verified.uses_vmap
+            ),
         )
         self._recording = recording
         try:
@@ -105,9 +130,19 @@ class Recorder:
             self._recording = None
         for layer in self.inventory.layers:
             recording.check_unchanged(layer)
-            if check_layouts:
-                recording.check_layout(layer)
+        if settle:
+            self._settle(recording, batch)
         return recording
+
+    def _settle(self, recording: Recording, batch: Batch) -> None:
+        """Settle the layouts of a batch, and verify layers that are called for the first time."""
+        tensors = list(batch.tensors())
+        fixed_rows = len(tensors) == 1 and tensors[0].is_floating_point()
+        settle_layouts(recording, self.inventory.layers, self.verified.rows, fixed_rows)
+        for layer in self.inventory.layers:
+            if layer.name in recording.calls and layer.name not in self._called:
+                check_gradient(recording, layer, dict(self.model.named_parameters(remove_duplicate=False)))
+                self._called.add(layer.name)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

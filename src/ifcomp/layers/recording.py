@@ -19,6 +19,7 @@ from ifcomp.blocks.block import Block
 from ifcomp.errors import ModelError, NonFiniteError
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
+from ifcomp.layers.scattered import Owners, find_owners
 
 #: The largest entry of a cotangent is scaled to this power of two for a backward in float16, whose range is 2^-24 to
 #: 2^16.
@@ -48,6 +49,19 @@ class LayerCall:
     version: int
 
 
+@dataclass(frozen=True)
+class CallGrads:
+    """Output gradients of layer calls for one cotangent.
+
+    Attributes:
+        by_edge: Gradient at every edge; None if the logits do not depend on it.
+        scales: Factors of the cotangents in float16, [B].
+    """
+
+    by_edge: Mapping[tuple[int, int], Tensor | None]
+    scales: Tensor | None
+
+
 class Recording:
     """Layer calls of one forward pass."""
 
@@ -75,8 +89,9 @@ class Recording:
         self.backward_dtype = dtype
         self.calls: dict[str, list[LayerCall]] = {}
         self._layers = {layer.name: layer for layer in layers}
-        self._others, self._other_gradients = tuple(others), other_gradients
+        self.others, self._other_gradients = tuple(others), other_gradients
         self._inputs: dict[str, Any] = {}
+        self._known_owners: dict[tuple[int, int], Owners | None] = {}
 
     def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
         """Record one call of a layer."""
@@ -92,7 +107,7 @@ class Recording:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks that were used in this forward pass."""
-        return (*(self._layers[name].block for name in self._layers if name in self.calls), *self._others)
+        return (*(self._layers[name].block for name in self._layers if name in self.calls), *self.others)
 
     def inputs(self, block: Block) -> Any:
         """Canonical inputs of a block; computed once."""
@@ -100,11 +115,10 @@ class Recording:
         if name not in self._layers:
             return None
         if name not in self._inputs:
-            layer, layout = self._layers[name], self.layouts[name]
+            layer = self._layers[name]
             calls = self.calls[name]
-            values = [layout.by_example(call.value, layer.input_axes(call.value), self.batch_size) for call in calls]
-            output_sizes = [call.shape.numel() // self.batch_size for call in calls]
-            self._inputs[name] = layer.inputs(values, output_sizes, self.dtype)
+            values = [self._by_example(layer, call, call.value, layer.input_axes(call.value)) for call in calls]
+            self._inputs[name] = layer.inputs(values, [self._output_size(layer, call) for call in calls], self.dtype)
         return self._inputs[name]
 
     def output_grads(self, cotangents: Tensor, blocks: Iterable[Block]) -> dict[str, Tensor]:
@@ -118,16 +132,16 @@ class Recording:
         layers = [layer for name, layer in self._layers.items() if name in names and name in self.calls]
         stacked: dict[str, Tensor] = {}
         for index, cotangent in enumerate(cotangents):
-            grads = self._backward(cotangent, layers)
+            grads = self.backward(cotangent, layers)
             for layer in layers:
-                grad = layer.output_grads(grads.pop(layer.name), self.inputs(layer.block))
+                grad = self.arrange(layer, grads)
                 if len(cotangents) == 1:
                     stacked[layer.name] = grad.unsqueeze(1)
                     continue
                 if layer.name not in stacked:
                     stacked[layer.name] = grad.new_empty(self.batch_size, len(cotangents), *grad.shape[1:])
                 stacked[layer.name][:, index] = grad
-        if any(block.name in names for block in self._others):
+        if any(block.name in names for block in self.others):
             found = self._other_gradients(cotangents)
             stacked |= {name: grad.transpose(0, 1) for name, grad in found.items() if name in names}
         return stacked
@@ -139,10 +153,10 @@ class Recording:
         for block in blocks:
             yield block, self.inputs(block), output_grads.pop(block.name)
 
-    def _backward(self, cotangent: Tensor, layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
-        """Output gradients [B, R, features...] of every call of the layers, for one cotangent [B, K]."""
+    def backward(self, cotangent: Tensor, layers: Sequence[Layer]) -> CallGrads:
+        """Output gradients of every call of the layers for one cotangent [B, K]; one backward pass."""
         if not layers:
-            return {}
+            return CallGrads({}, None)
         edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
         scales = half_scales(cotangent, self.backward_dtype)
         scaled = cotangent if scales is None else cotangent * scales.unsqueeze(-1)
@@ -151,34 +165,73 @@ class Recording:
         )
         if scales is not None:
             check_half(found)
-        by_edge = dict(zip(edges, found, strict=True))
-        return {
-            layer.name: [
-                self._by_example(layer, call, by_edge[_key(call.edge)], scales) for call in self.calls[layer.name]
-            ]
-            for layer in layers
-        }
+        return CallGrads(dict(zip(edges, found, strict=True)), scales)
 
-    def _by_example(self, layer: Layer, call: LayerCall, grad: Tensor | None, scales: Tensor | None) -> Tensor:
-        """The output gradient of one call by example, [B, R, features...]; zeros if the logits do not depend on it."""
+    def arrange(self, layer: Layer, grads: CallGrads) -> Tensor:
+        """Canonical output gradients [B, ...] of a layer in its layout."""
+        parts = []
+        for call in self.calls[layer.name]:
+            grad = self._call_grad(call, grads)
+            rows = self._by_example(layer, call, grad, layer.output_axes(grad)).to(self.dtype)
+            if grads.scales is not None:
+                rows = rows / grads.scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+            parts.append(rows)
+        return layer.output_grads(parts, self.inputs(layer.block))
+
+    def _call_grad(self, call: LayerCall, grads: CallGrads) -> Tensor:
+        """The output gradient of one call; zeros if the logits do not depend on it."""
+        grad = grads.by_edge[_key(call.edge)]
         if grad is None:
-            grad = self.logits.new_zeros(call.shape)
-        elif call.part is not None:
-            grad = grad[..., call.part]
-        rows = self.layouts[layer.name].by_example(grad, layer.output_axes(grad), self.batch_size).to(self.dtype)
-        return rows if scales is None else rows / scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+            return self.logits.new_zeros(call.shape)
+        return grad if call.part is None else grad[..., call.part]
 
-    def check_layout(self, layer: Layer) -> None:
-        """Raise ModelError if a layer was called in another way than on the verified examples."""
-        layout = self.layouts.get(layer.name)
-        for call in self.calls.get(layer.name, []):
-            axes = layer.input_axes(call.value)
-            if layout is None or not layout.fits(call.value.shape, axes, self.batch_size, expanded=True):
-                raise ModelError(
-                    f"Layer '{layer.name}' does not run as on the examples that were checked first: its input has "
-                    f"shape {list(call.value.shape)} in a batch of {self.batch_size}. Begin with a batch in which "
-                    "every layer runs as usual, or leave the layer out with layers= or requires_grad_(False)."
-                )
+    def _by_example(self, layer: Layer, call: LayerCall, tensor: Tensor, feature_axes: int) -> Tensor:
+        """An input or output gradient of one call by example, [B, R, features...]."""
+        layout = self.layouts[layer.name]
+        if layout is Layout.SCATTERED:
+            return self._owners(call).by_example(tensor, feature_axes)
+        return layout.by_example(tensor, feature_axes, self.batch_size)
+
+    def _output_size(self, layer: Layer, call: LayerCall) -> int:
+        """Number of output elements per example."""
+        if self.layouts[layer.name] is not Layout.SCATTERED:
+            return call.shape.numel() // self.batch_size
+        axes = layer.output_axes(torch.empty(call.shape, device="meta"))
+        return self._owners(call).rows * call.shape[len(call.shape) - axes :].numel()
+
+    def _owners(self, call: LayerCall) -> Owners:
+        """The example of each row of a scattered call.
+
+        Raises:
+            ModelError: If a row belongs to several examples.
+        """
+        if _key(call.edge) not in self._known_owners:
+            scattered = {name for name, layout in self.layouts.items() if layout is Layout.SCATTERED}
+            layers = [layer for name, layer in self._layers.items() if name in scattered and name in self.calls]
+            calls = [(layer, call) for layer in layers for call in self.calls[layer.name]]
+            cotangent = random_cotangent(self.logits)
+
+            def row_norms(mask: Tensor) -> list[Tensor]:
+                grads = self.backward(cotangent * mask.unsqueeze(1), layers)
+                found = [(layer, self._call_grad(call, grads)) for layer, call in calls]
+                return [_row_norms(grad, layer.output_axes(grad)) for layer, grad in found]
+
+            owners = find_owners(row_norms, self.batch_size, self.logits.device)
+            self._known_owners |= {_key(call.edge): found for (_, call), found in zip(calls, owners, strict=True)}
+        owners_of_call = self._known_owners[_key(call.edge)]
+        if owners_of_call is None:
+            raise ModelError(
+                "A row of the input of a layer influences the logits of several examples, so its gradient cannot be "
+                f"assigned to an example. The row has shape {list(call.value.shape[1:])}. Leave the layer out with "
+                "layers= or requires_grad_(False)."
+            )
+        return owners_of_call
+
+    def is_arranged(self, layers: Sequence[Layer]) -> dict[str, bool]:
+        """Whether the layouts assign rows to the right examples: one backward pass with every other cotangent zero."""
+        mask = torch.arange(self.batch_size, device=self.logits.device) % 2 == 0
+        grads = self.backward(random_cotangent(self.logits) * mask.unsqueeze(1), layers)
+        return {layer.name: not self.arrange(layer, grads)[~mask].any() for layer in layers}
 
     def check_unchanged(self, layer: Layer) -> None:
         """Raise ModelError if an input was changed in place after the layer used it."""
@@ -188,6 +241,12 @@ class Recording:
                 f"The input of layer '{layer.name}' is changed in place after the layer used it, so its gradient "
                 "cannot be formed. Use the out-of-place operation there."
             )
+
+
+def random_cotangent(logits: Tensor) -> Tensor:
+    """A fixed random vector over the logits of every example, [B, K]."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(logits.shape, generator=generator, device="cpu").to(logits)
 
 
 def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -210,6 +269,13 @@ def check_half(gradients: Iterable[Tensor | None]) -> None:
             "Gradients overflow in float16, whose largest number is 65,504. Use model.float() or model.bfloat16(), and "
             "inputs of the same type."
         )
+
+
+def _row_norms(grad: Tensor, feature_axes: int) -> Tensor:
+    """Norms of the rows of ``[leading..., features...]``, [N]."""
+    rows = grad.reshape(-1, max(1, grad.shape[grad.dim() - feature_axes :].numel()))
+    norms: Tensor = rows.float().norm(dim=1)
+    return norms
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:

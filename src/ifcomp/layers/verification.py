@@ -2,28 +2,32 @@
 
 A rule can be wrong for a model although it is right for the module: the batch may not be the first axis, a weight may
 also be used by a function call elsewhere, one row may be shared by the whole batch. So the per-example gradients of
-each layer are compared with those of autograd. This determines the layout of each layer. A layer for which no layout
-fits is demoted: its parameters get diagonal blocks from per-example gradients, which are slower but always exact.
+each block are compared with those of autograd, relative to the size of the block's gradients. Every layer gets the
+layout with the smallest error. A layer for which no layout fits is demoted: its parameters get diagonal blocks from
+per-example gradients, which are slower but always exact.
+
+Models of half precision are compared in float32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from ifcomp.data.batches import Batch
+from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import LogitsError, ModelError
-from ifcomp.layers.forward import run_model
+from ifcomp.layers.forward import HALF, evaluating, in_float32, run_model
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
-from ifcomp.layers.recorder import Recorder
-from ifcomp.layers.recording import LayerCall, Recording
+from ifcomp.layers.recorder import Recorder, Verified
+from ifcomp.layers.recording import CallGrads, Recording, random_cotangent
+from ifcomp.layers.settling import first_axis_rows
 
 #: Examples per comparison: more than two, so that few other axes have the same length.
 _EXAMPLES = 3
@@ -31,22 +35,32 @@ _EXAMPLES = 3
 #: Largest number of groups of examples that are tried until every layer has a gradient.
 _ATTEMPTS = 8
 
+#: A gradient whose error is below this multiple of eps times the largest gradient of the model may be a rounding error.
+_ROUNDINGS = 10
 
-@dataclass(frozen=True)
-class Verified:
-    """The result of a verification.
+#: Layouts that are compared; a shared row is compared once it is expanded.
+_COMPARED = (Layout.FIRST, Layout.SECOND, Layout.FOLDED_SECOND, Layout.SCATTERED)
+
+
+@dataclass
+class _Comparison:
+    """Results of the groups of examples so far.
 
     Attributes:
-        inventory: All blocks; layers whose rule does not hold are demoted.
-        layouts: Batch axis of every layer that was called.
-        order: Names of the layers in the order of the forward pass.
-        num_classes: K, the number of logits.
+        layouts: Layout of every decided layer; None if no layout fits.
+        rows: Rows of the first axis per example.
+        rounding: Undecided blocks whose gradients are rounding errors, with their best layout.
+        wrong: Parameters without a layer rule whose gradients are wrong.
+        order: Names of the layers in the order of calls.
+        num_classes: K.
     """
 
-    inventory: Inventory
-    layouts: Mapping[str, Layout]
-    order: tuple[str, ...]
-    num_classes: int
+    layouts: dict[str, Layout | None] = field(default_factory=dict)
+    rows: dict[str, set[int]] = field(default_factory=dict)
+    rounding: dict[str, Layout] = field(default_factory=dict)
+    wrong: set[str] = field(default_factory=set)
+    order: tuple[str, ...] = ()
+    num_classes: int = 0
 
 
 def verify(
@@ -58,32 +72,21 @@ def verify(
         model: The classifier.
         inventory: Its blocks.
         batch: A batch of real data; three of its examples are used at a time.
-        likely: Layouts to try first, from an earlier verification.
+        likely: Layouts of layers that the batch does not determine, from an earlier verification.
 
     Raises:
-        ModelError: If logits depend on other examples of the batch, are random, or do not depend on a parameter.
+        ModelError: If logits depend on other examples of the batch, are random, or do not depend on a parameter, or if
+            the gradient of a parameter cannot be computed.
     """
     check_inputs(batch)
-    known = dict(likely or {})
-    names = {layer.name for layer in inventory.layers}
-    shared = {name for name, layout in known.items() if layout is Layout.SHARED and name in names}
-    order: tuple[str, ...] = ()
-    while True:
-        try:
-            layouts, called, classes = _compare(model, inventory, batch, known, shared)
-        except (RuntimeError, LogitsError, ModelError):
-            if not shared:
-                raise
-            inventory, shared = inventory.demote(shared), set()  # expanding a shared row broke or changed the model
-            continue
-        order = order or called  # of all layers, before any is demoted
-        failed = {name for name, layout in layouts.items() if layout is None}
-        newly_shared = {name for name, layout in layouts.items() if layout is Layout.SHARED} - shared
-        if not failed and not newly_shared:
-            found = {name: layout for name, layout in layouts.items() if layout and name in order}
-            return Verified(inventory, found, order, classes)
-        inventory = inventory.demote(failed)
-        shared = (shared | newly_shared) & {layer.name for layer in inventory.layers}
+    halves = any(parameter.dtype in HALF for parameter in model.parameters())
+    if not halves:
+        return _verify(model, inventory, batch, likely or {})
+    try:
+        with in_float32(model):
+            return _verify(model, inventory, _as_float32(batch), likely or {})
+    except (RuntimeError, LogitsError):  # the model computes in half precision whatever its parameters are
+        return _verify(model, inventory, batch, likely or {})
 
 
 def verified_recorder(
@@ -103,32 +106,197 @@ def verified_recorder(
         likely: Layouts to try first, from an earlier verification.
     """
     verified = verify(model, inventory, batch, likely)
-    selected = verified.inventory
     if layers is not None:
-        selected = selected.keep(inventory.select(layers, verified.order))
-    return Recorder(model, selected, verified.layouts, verified.num_classes)
+        selected = verified.inventory.keep(inventory.select(layers, verified.order))
+        verified = replace(verified, inventory=selected)
+    return Recorder(model, verified)
 
 
-def _compare(
-    model: nn.Module, inventory: Inventory, batch: Batch, known: Mapping[str, Layout], shared: set[str]
-) -> tuple[dict[str, Layout | None], tuple[str, ...], int]:
-    """Layout of every layer (None: no layout fits), names of the layers in the order of calls, number of classes."""
-    names = [layer.name for layer in inventory.layers]
-    assumed = {name: Layout.SHARED if name in shared else known.get(name, Layout.FIRST) for name in names}
-    recorder = Recorder(model, inventory, assumed)
-    found: dict[str, Layout | None] = {}
+def _verify(model: nn.Module, inventory: Inventory, batch: Batch, likely: Mapping[str, Layout]) -> Verified:
+    names = {layer.name for layer in inventory.layers}
+    shared = {name for name, layout in likely.items() if layout is Layout.SHARED and name in names}
     order: tuple[str, ...] = ()
-    classes = 0
-    with torch.autocast(recorder.device.type, enabled=False), recorder.attached():
+    uses_vmap = True
+    while True:
+        assumed = {layer.name: Layout.SHARED if layer.name in shared else Layout.FIRST for layer in inventory.layers}
+        try:
+            result = _compare(model, Verified(inventory, assumed, uses_vmap=uses_vmap), batch)
+        except (RuntimeError, LogitsError, ModelError):
+            if not shared:
+                raise
+            inventory, shared = inventory.demote(shared), set()  # expanding a shared row broke or changed the model
+            continue
+        order = order or result.order  # of all layers, before any is demoted
+        failed = {name for name, layout in result.layouts.items() if layout is None}
+        newly_shared = {name for name, layout in result.layouts.items() if layout is Layout.SHARED} - shared
+        if result.wrong and not uses_vmap:
+            raise ModelError(
+                f"The per-example gradients of {', '.join(sorted(result.wrong))} differ from those of autograd: the "
+                "model keeps a value computed from them between calls. Disable the cache, or freeze the parameters."
+            )
+        if not failed and not newly_shared and not result.wrong:
+            layouts = _final_layouts(result, inventory, likely)
+            return Verified(
+                inventory, layouts, order, result.num_classes, result.rows, frozenset(result.rounding), uses_vmap
+            )
+        uses_vmap = uses_vmap and not result.wrong
+        inventory = inventory.demote(failed)
+        shared = (shared | newly_shared) & {layer.name for layer in inventory.layers}
+
+
+def _final_layouts(result: _Comparison, inventory: Inventory, likely: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Layout of every layer that was called; scattered if the examples do not determine it."""
+    return {
+        layer.name: result.layouts.get(layer.name)
+        or result.rounding.get(layer.name)
+        or likely.get(layer.name)
+        or Layout.SCATTERED
+        for layer in inventory.layers
+        if layer.name in result.order
+    }
+
+
+def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
+    """Compare all gradients with autograd, for groups of examples until every layer is decided."""
+    recorder, result = Recorder(model, verified), _Comparison()
+    layers = verified.inventory.layers
+    with torch.autocast(recorder.device.type, enabled=False):
         for examples in _example_groups(batch):
-            recording = recorder.record(examples.to(recorder.device), check_layouts=False)
-            _check_logits(model, examples, recording.logits)
-            order, classes = order or tuple(recording.calls), recording.logits.shape[1]
-            undecided = [layer for layer in inventory.layers if layer.name not in found]
-            found |= _find_layouts(model, undecided, recording)
-            if len(found) == len(names):
+            plain = _plain_logits(model, examples.to(recorder.device))
+            with recorder.attached():
+                recording = recorder.record(examples.to(recorder.device), settle=False)
+                _check_logits(model, examples, recording.logits, plain)
+                result.order = result.order or tuple(recording.calls)
+                result.num_classes = recording.logits.shape[1]
+                _compare_group(
+                    model, [layer for layer in layers if layer.name not in result.layouts], recording, result
+                )
+            if len(result.layouts) == len(layers):
                 break
-    return {name: found.get(name, known.get(name)) for name in names}, order, classes
+    return result
+
+
+def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recording, result: _Comparison) -> None:
+    """Decide the layouts of layers by one group of examples, and compare the gradients of other parameters."""
+    cotangent = random_cotangent(recording.logits)
+    blocks = [*(layer.block for layer in layers), *recording.others]
+    names = sorted({name for block in blocks for name in block.parameters})
+    expected = _parameter_grads(model, names, recording.logits, cotangent)
+    judge = _Judge(
+        max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps),
+        max((float(grad.double().norm()) for grads in expected for grad in grads.values()), default=0.0),
+    )
+    with torch.no_grad():
+        called = [layer for layer in layers if layer.name in recording.calls]
+        grads = recording.backward(cotangent, called)
+        for layer in layers:
+            truth = torch.stack([layer.gradient(own) for own in expected])
+            if layer in called:
+                _decide(layer, recording, _layout_errors(layer, recording, grads, truth, judge), truth, judge, result)
+            elif truth.any():
+                result.layouts[layer.name] = None  # used, but not by a call of the module
+        gradients = recording.output_grads(cotangent.unsqueeze(0), recording.others)
+        for block in recording.others:
+            truth = torch.stack([grads[block.parameters[0]].flatten() for grads in expected])
+            error = _Error.between(gradients[block.name].squeeze(1), truth)
+            result.rounding.pop(block.name, None)
+            if judge.is_rounding(error):
+                result.rounding[block.name] = Layout.FIRST
+            elif not judge.is_equal(error):
+                result.wrong.add(block.name)
+
+
+@dataclass(frozen=True)
+class _Error:
+    """Norm of a difference, and of the expected gradients."""
+
+    error: float
+    size: float
+
+    @classmethod
+    def between(cls, actual: Tensor, expected: Tensor) -> _Error:
+        truth = expected.double()
+        return cls(float((actual.double() - truth).norm()), float(truth.norm()))
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Tells right gradients, wrong gradients and rounding errors apart.
+
+    Attributes:
+        precision: eps of the coarsest type of the comparison.
+        largest: Norm of the largest gradient of a parameter.
+    """
+
+    precision: float
+    largest: float
+
+    def is_equal(self, error: _Error) -> bool:
+        """Whether two gradients agree, relative to their size."""
+        return error.error <= math.sqrt(self.precision) * error.size
+
+    def is_rounding(self, error: _Error) -> bool:
+        """Whether a gradient is so small that its difference from autograd may be rounding."""
+        return not self.is_equal(error) and error.error <= _ROUNDINGS * self.precision * self.largest
+
+
+def _layout_errors(
+    layer: Layer, recording: Recording, grads: CallGrads, truth: Tensor, judge: _Judge
+) -> dict[Layout, _Error]:
+    """Error of the gradients of a layer for every layout that fits its calls."""
+    is_shared = recording.layouts[layer.name] is Layout.SHARED
+    errors: dict[Layout, _Error] = {}
+    for layout in (Layout.SHARED,) if is_shared else _COMPARED:
+        if layout is Layout.SCATTERED and any(map(judge.is_equal, errors.values())):
+            break
+        if not is_shared and not _fits(layout, layer, recording):
+            continue
+        recording.set_layout(layer, layout)
+        try:
+            output_grads = recording.arrange(layer, grads).unsqueeze(1)
+        except ModelError:  # a row belongs to several examples
+            continue
+        gradients = layer.block.gradients(recording.inputs(layer.block), output_grads).squeeze(1)
+        errors[layout] = _Error.between(gradients, truth)
+    return errors
+
+
+def _decide(
+    layer: Layer,
+    recording: Recording,
+    errors: Mapping[Layout, _Error],
+    truth: Tensor,
+    judge: _Judge,
+    result: _Comparison,
+) -> None:
+    """Choose the layout with the smallest error. A layer stays undecided if the examples do not determine it."""
+    name = layer.name
+    is_shared = recording.layouts[name] is Layout.SHARED
+    best = min(errors, key=lambda layout: errors[layout].error, default=None)
+    result.rounding.pop(name, None)
+    if best is not None and judge.is_equal(errors[best]):
+        if is_shared or truth.any() or _arrangements(layer, recording) == 1:
+            recording.set_layout(layer, best)
+            result.layouts[name], result.rows[name] = best, first_axis_rows(layer, recording)
+    elif best is not None and judge.is_rounding(errors[best]):
+        result.rounding[name] = best
+    else:
+        result.layouts[name] = Layout.SHARED if not is_shared and _fits(Layout.SHARED, layer, recording) else None
+
+
+def _fits(layout: Layout, layer: Layer, recording: Recording) -> bool:
+    """Whether all calls of a layer can have a layout."""
+    return all(
+        layout.fits(call.value.shape, layer.input_axes(call.value), recording.batch_size)
+        for call in recording.calls[layer.name]
+    )
+
+
+def _arrangements(layer: Layer, recording: Recording) -> int:
+    """Number of layouts that fit the calls of a layer and assign rows differently."""
+    fitting = [layout for layout in (*_COMPARED[:3], Layout.SHARED) if _fits(layout, layer, recording)]
+    is_folded = any(call.value.shape[0] > recording.batch_size for call in recording.calls[layer.name])
+    return sum(layout is not Layout.FOLDED_SECOND or is_folded for layout in fitting)
 
 
 def _example_groups(batch: Batch) -> Iterator[Batch]:
@@ -136,108 +304,67 @@ def _example_groups(batch: Batch) -> Iterator[Batch]:
     sizes = torch.zeros(batch.size, device="cpu")
     for value in batch.tensors():
         if value.is_floating_point() and value.dim() and len(value) == batch.size:
-            sizes += value.detach().reshape(batch.size, -1).norm(dim=1).float().cpu()
+            sizes += value.detach().reshape(batch.size, -1).float().norm(dim=1).cpu()
     order = sizes.argsort(descending=True, stable=True)
     for first in range(0, min(batch.size, _ATTEMPTS * _EXAMPLES), _EXAMPLES):
         yield batch.select(order[(first + torch.arange(_EXAMPLES, device="cpu")) % batch.size])
 
 
-def _check_logits(model: nn.Module, batch: Batch, logits: Tensor) -> None:
-    """Raise ModelError unless logits are deterministic, differentiable and independent across examples."""
+def _as_float32(batch: Batch) -> Batch:
+    def convert(value: Tensor) -> Tensor:
+        return value.float() if value.dtype in HALF else value
+
+    return replace(batch, args=map_tensors(convert, batch.args), kwargs=map_tensors(convert, batch.kwargs))
+
+
+def _plain_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """The logits of the model without hooks."""
+    with evaluating(model), torch.enable_grad():
+        return run_model(model, batch).detach()
+
+
+def _check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor) -> None:
+    """Raise ModelError unless logits are deterministic, differentiable and independent across examples.
+
+    Args:
+        model: The classifier, attached.
+        batch: A few examples.
+        logits: Their recorded logits.
+        plain: Their logits without hooks.
+    """
     if not logits.requires_grad:
         raise ModelError(
             "The logits carry no gradient: the model detaches them or runs under no_grad. Return logits that autograd "
             "can follow back to the parameters."
         )
+    recorded = logits.detach()
     with torch.no_grad():
         alone = torch.cat([run_model(model, example.to(logits.device)) for example in batch.split(1)]).detach()
         again = run_model(model, batch.to(logits.device)).detach()
-    if not _close(again, logits.detach()):
+    if not _close(again, recorded):
         raise ModelError(
             "The logits of the same batch differ from run to run, so the model is random even in eval mode. "
             "Usual cause: functional.dropout without training=self.training."
         )
-    if not all(map(_close, alone, logits.detach())):
+    if not all(map(_close, alone, recorded)):
         raise ModelError(
             "The logits of an example depend on the other examples of its batch, so per-example gradients do "
             "not exist. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
             "batch, a decision that is made once for the whole batch. "
-            f"Difference in the first batch: {float((alone - logits.detach()).abs().max()):.3g}."
+            f"Difference in the first batch: {float((alone - recorded).abs().max()):.3g}."
+        )
+    if not _close(plain, recorded, power=0.25):  # a stand-in may round differently from the module
+        raise ModelError(
+            "The logits change when the layers of the model are recorded, so a layer computes something else than its "
+            f"type promises. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
+            "layers out with requires_grad_(False)."
         )
 
 
-def _find_layouts(model: nn.Module, layers: Sequence[Layer], recording: Recording) -> dict[str, Layout | None]:
-    """Layout of every layer; None where no layout fits. Layers that the examples do not decide are left out."""
-    cotangent = _random_cotangent(recording.logits)
-    expected = _parameter_grads(model, layers, recording.logits, cotangent)
-    largest = [max((float(grad.double().norm()) for grad in grads.values()), default=0.0) for grads in expected]
-    candidates = {
-        layer.name: _candidates(layer, recording) for layer in layers if not _ambiguous(layer, recording, expected)
-    }
-    found: dict[str, Layout | None] = {}
-    while any(name not in found for name in candidates):
-        trials: list[Layer] = []
-        for layer in layers:
-            if layer.name not in candidates or layer.name in found:
-                continue
-            options = candidates[layer.name]
-            if not options or (options[0] is Layout.SHARED and recording.layouts[layer.name] is not Layout.SHARED):
-                found[layer.name] = options[0] if options else None  # a shared row is compared once it is expanded
-            elif layer.name not in recording.calls:
-                unused = all(not grads[name].any() for grads in expected for name in layer.block.parameters)
-                found[layer.name] = Layout.FIRST if unused else None
-            else:
-                recording.set_layout(layer, options.pop(0))
-                trials.append(layer)
-        with torch.no_grad():
-            output_grads = recording.output_grads(cotangent.unsqueeze(0), [layer.block for layer in trials])
-            for layer in trials:
-                block, inputs = layer.block, recording.inputs(layer.block)
-                gradients = block.gradients(inputs, output_grads.pop(layer.name)).squeeze(1)
-                if all(map(_close, gradients, map(layer.gradient, expected), largest)):
-                    found[layer.name] = recording.layouts[layer.name]
-    return found
-
-
-def _candidates(layer: Layer, recording: Recording) -> list[Layout]:
-    """Layouts that fit the calls of a layer, the likely one first."""
-    likely = recording.layouts[layer.name]
-    if likely is Layout.SHARED:
-        return [likely]
-    calls = recording.calls.get(layer.name, [])
-    return [
-        layout
-        for layout in dict.fromkeys([likely, *Layout])
-        if all(layout.fits(call.value.shape, layer.input_axes(call.value), recording.batch_size) for call in calls)
-    ]
-
-
-def _ambiguous(layer: Layer, recording: Recording, expected: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether the examples cannot decide the layout: all gradients are zero, and several layouts fit."""
-    if any(grads[name].any() for grads in expected for name in layer.block.parameters):
-        return False
-    if recording.layouts[layer.name] is Layout.SHARED:
-        return False
-    return any(_arrangements(layer, call, recording.batch_size) > 1 for call in recording.calls.get(layer.name, []))
-
-
-def _arrangements(layer: Layer, call: LayerCall, batch: int) -> int:
-    """Number of layouts that fit a call and assign its rows differently."""
-    shape, axes = call.value.shape, layer.input_axes(call.value)
-    fitting = [layout for layout in Layout if layout.fits(shape, axes, batch)]
-    return sum(layout is not Layout.FOLDED_SECOND or shape[0] > batch for layout in fitting)
-
-
-def _random_cotangent(logits: Tensor) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(logits.shape, generator=generator, device="cpu").to(logits)
-
-
 def _parameter_grads(
-    model: nn.Module, layers: Sequence[Layer], logits: Tensor, cotangent: Tensor
+    model: nn.Module, names: Sequence[str], logits: Tensor, cotangent: Tensor
 ) -> list[dict[str, Tensor]]:
-    """Autograd's gradients of all parameters of the layers, for each example alone."""
-    names = sorted({name for layer in layers for name in layer.block.parameters})
+    """Autograd's gradients of parameters, for each example alone."""
     owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
     parameters = [owned[name] for name in names]
     found = []
@@ -254,9 +381,8 @@ def _parameter_grads(
     return found
 
 
-def _close(value: Tensor, truth: Tensor, largest: float = 0.0) -> bool:
-    """Equal up to rounding in the coarser precision; ``largest`` is the norm of the largest gradient of the example."""
+def _close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:
+    """Equal up to a power of eps in the coarser precision, relative to the norm."""
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(truth.dtype).eps)
-    error = float((value.double() - truth.double()).norm())
-    size = float(truth.double().norm())
-    return error <= math.sqrt(precision) * size + 10 * precision * largest
+    error, size = (float(part.double().norm()) for part in (value.double() - truth.double(), truth))
+    return error <= float(precision**power) * size

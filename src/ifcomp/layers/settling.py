@@ -1,0 +1,98 @@
+"""Layouts of layers that do not run as on the verified examples.
+
+Tokens without padding, experts and layers behind a condition see other rows in every batch. Their layout is settled
+again for each batch: it is kept if it assigns the rows to the right examples, else the rows are scattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ifcomp.errors import ModelError
+from ifcomp.layers.layer import Layer
+from ifcomp.layers.layout import Layout
+from ifcomp.layers.recording import Recording, random_cotangent
+
+#: Layouts in which the rows of an example may be folded into the first axis.
+_FOLDED = (Layout.FIRST, Layout.FOLDED_SECOND)
+
+
+def settle_layouts(
+    recording: Recording, layers: Sequence[Layer], verified_rows: Mapping[str, Collection[int]], fixed_rows: bool
+) -> None:
+    """Check the layout of every layer call, and scatter the rows where it does not hold.
+
+    Args:
+        recording: A recorded batch.
+        layers: Its layers.
+        verified_rows: Rows of the first axis per example, as verified.
+        fixed_rows: Whether the number of rows cannot depend on the content of the inputs.
+    """
+    called = [layer for layer in layers if layer.name in recording.calls]
+    scattered = [layer for layer in called if not _fits(layer, recording)]
+    doubtful = [
+        layer
+        for layer in called
+        if layer not in scattered and _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows)
+    ]
+    if doubtful:
+        is_right = recording.is_arranged(doubtful)
+        scattered += [layer for layer in doubtful if not is_right[layer.name]]
+    for layer in scattered:
+        recording.set_layout(layer, Layout.SCATTERED)
+
+
+def first_axis_rows(layer: Layer, recording: Recording) -> set[int]:
+    """Rows of the first axis per example, for every call."""
+    if recording.layouts.get(layer.name) not in _FOLDED:
+        return set()
+    return {call.value.shape[0] // recording.batch_size for call in recording.calls.get(layer.name, [])}
+
+
+def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, Tensor]) -> None:
+    """Compare the gradient of a layer with autograd, summed over the batch.
+
+    Args:
+        recording: A recorded batch.
+        layer: A layer that was not called on the verified examples.
+        parameters: The model's parameters by name.
+
+    Raises:
+        ModelError: If they differ.
+    """
+    cotangent = random_cotangent(recording.logits)
+    owned = {name: parameters[name] for name in layer.block.parameters}
+    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
+    filled = [
+        torch.zeros_like(value) if grad is None else grad for value, grad in zip(owned.values(), grads, strict=True)
+    ]
+    with torch.no_grad():
+        expected = layer.gradient(dict(zip(owned, filled, strict=True))).to(recording.dtype)
+        output_grads = recording.output_grads(cotangent.unsqueeze(0), [layer.block])[layer.name]
+        actual = layer.block.gradients(recording.inputs(layer.block), output_grads).sum((0, 1))
+        tolerance = torch.finfo(recording.logits.dtype).eps ** 0.5
+        if (actual - expected).norm() > tolerance * expected.norm():
+            raise ModelError(
+                f"Layer '{layer.name}' was not called on the examples that were verified first, and its gradient "
+                "differs from that of autograd: its parameters are also used outside of the layer. Begin with a batch "
+                "in which the layer runs, or leave it out with layers= or requires_grad_(False)."
+            )
+
+
+def _fits(layer: Layer, recording: Recording) -> bool:
+    layout = recording.layouts.get(layer.name)
+    return layout is not None and all(
+        layout.fits(call.value.shape, layer.input_axes(call.value), recording.batch_size, expanded=True)
+        for call in recording.calls[layer.name]
+    )
+
+
+def _is_doubtful(layer: Layer, recording: Recording, verified: Collection[int], fixed_rows: bool) -> bool:
+    """Whether the rows per example are new, or may differ between examples."""
+    rows = first_axis_rows(layer, recording)
+    if recording.batch_size == 1 or not rows:
+        return False
+    return not rows <= set(verified) or (max(rows) > 1 and not fixed_rows)
