@@ -92,10 +92,7 @@ class CachedBias(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         index = torch.tensor([0, 1, 1, 2, 3, 4])
-        if self.training:
-            bias = self.bias[index]
-        else:
-            bias = self.cache.setdefault("bias", self.bias[index])
+        bias = self.bias[index] if self.training else self.cache.setdefault("bias", self.bias[index])
         return self.head(torch.tanh(self.body(x) * bias))
 
 

@@ -85,7 +85,7 @@ def verify(
     try:
         with in_float32(model):
             return _verify(model, inventory, _as_float32(batch), likely or {})
-    except (RuntimeError, LogitsError):  # the model computes in half precision whatever its parameters are
+    except (RuntimeError, LogitsError):  # the model converts to half precision itself
         return _verify(model, inventory, batch, likely or {})
 
 
