@@ -48,7 +48,10 @@ KRONECKER_CASES = [case for case in CASES.values() if case not in NORM_CASES]
 #: Convolutions with groups, every kind of padding, several rows per example and several calls.
 SHARED_OFFSET_CASES = [
     CASES[name]
-    for name in ("conv2d_groups", "conv1d_same_even", "conv2d_reflect", "conv2d_folded", "conv_twice", "lenet")
+    for name in (
+        *("conv2d_groups", "conv1d_same_even", "conv2d_reflect", "conv2d_folded", "conv_twice", "lenet"),
+        *("conv_transpose2d_groups", "conv_transpose2d_output_padding", "conv_transpose2d_folded"),
+    )
 ]
 
 SIZE = 7

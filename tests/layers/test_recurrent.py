@@ -146,6 +146,28 @@ def test_unbatched_input_is_demoted() -> None:
     assert {row.treatment for row in ifc.coverage.rows if row.name.startswith("rnn")} == {"diagonal"}
 
 
+class SortedInside(nn.Module):
+    """Sorts the batch by length, packs it and restores the order of the final states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        order = lengths.argsort(descending=True, stable=True)
+        final = self.rnn(pack_padded_sequence(x[order], lengths[order].cpu(), batch_first=True))[1][-1]
+        return self.head(final[order.argsort()])
+
+
+def test_batches_that_the_model_sorts() -> None:
+    """The examples that are verified first are sorted already."""
+    scales = torch.tensor([4.0] * 3 + [1.0] * 5, dtype=torch.float64)  # large inputs are verified first
+    batch = {"x": random(8, 5, 3) * scales[:, None, None], "lengths": torch.tensor([5, 5, 5, 1, 3, 2, 4, 5])}
+    ifc = IFComp(seeded(SortedInside)().double(), fisher="exact", damping=1e-3).fit([batch])
+    alone = [ifc.influence({name: value[i : i + 1] for name, value in batch.items()}) for i in range(8)]
+    assert_same(ifc.influence(batch), torch.cat(alone))
+
+
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_projected_states_have_diagonal_blocks() -> None:
     module = nn.LSTM(3, 4, proj_size=2)

@@ -7,6 +7,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 
+def has_batch_order(input: Tensor | PackedSequence) -> bool:
+    """Whether the examples have the order of the batch.
+
+    Unbatched inputs have no batch axis. Sequences that were sorted before they were packed have an unknown order.
+    """
+    return input.sorted_indices is not None if isinstance(input, PackedSequence) else input.dim() == 3
+
+
 def unpack(input: Tensor | PackedSequence, batch_first: bool) -> tuple[Tensor, Tensor | None]:
     """Sequences [B, T, features], and their lengths [B] if they were packed."""
     if not isinstance(input, PackedSequence):
@@ -19,7 +27,8 @@ def pack(values: Tensor, like: Tensor | PackedSequence, batch_first: bool) -> Te
     """Bring sequences [B, T, features] into the form of another input of the module."""
     if not isinstance(like, PackedSequence):
         return values if batch_first else values.transpose(0, 1)
-    values = values if like.sorted_indices is None else values[like.sorted_indices]
+    assert like.sorted_indices is not None
+    values = values[like.sorted_indices]
     steps = [values[:size, step] for step, size in enumerate(like.batch_sizes.tolist())]
     return PackedSequence(torch.cat(steps), like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 

@@ -21,7 +21,7 @@ from ifcomp.blocks.kronecker_inputs import KroneckerShape
 from ifcomp.layers.layer import Emit, TrackedModule
 from ifcomp.layers.registry import qualified_name, trainable_names
 from ifcomp.layers.rules.linear import LinearLayer
-from ifcomp.layers.rules.packing import clear, pack, reverse, unpack
+from ifcomp.layers.rules.packing import clear, has_batch_order, pack, reverse, unpack
 
 #: The hidden state, and for an LSTM the cell state.
 States = tuple[Tensor, ...]
@@ -118,14 +118,17 @@ class Direction:
 
 
 def tracked_recurrence(name: str, module: nn.RNNBase, cell: Cell) -> TrackedModule | None:
-    """One Kronecker block for each affine map. None for a module that projects its hidden state."""
+    """One Kronecker block for each affine map. None for a module that projects its hidden state.
+
+    Inputs in another order than the batch are not recorded.
+    """
     if module.proj_size:
         return None
     directions = _directions(name, module, cell)
     maps = [affine for direction in directions for affine in direction.maps if affine.trainable]
 
     def forward(emit: Emit, input: Tensor | PackedSequence, hx: Tensor | States | None = None) -> object:
-        if (isinstance(input, Tensor) and input.dim() != 3) or (module.training and module.dropout):
+        if not has_batch_order(input) or (module.training and module.dropout):
             return type(module).forward(module, input, hx)
         return run(module, cell, directions, emit, input, hx)
 
