@@ -33,6 +33,7 @@ from oracles import (
     Inputs,
     OracleBlock,
     SeparateBag,
+    Transposed,
     covariances,
     embedding_covariance,
     expected_second_moments,
@@ -109,7 +110,8 @@ def oracle_covariance(
     options = {"beta": beta, "label_weights": label_weights}
     if isinstance(module, nn.Embedding):
         return None, embedding_covariance(model, inputs, name, **options)
-    shared = sua and isinstance(module, Convolution) and math.prod(module.kernel_size) > 1
+    shared = (sua or isinstance(module, Transposed)) and isinstance(module, Convolution)
+    shared = shared and math.prod(module.kernel_size) > 1 and module.weight.requires_grad
     inner, outer = covariances(model, inputs, name, sua=shared, **options)
     return inner[:, columns][:, :, columns], outer
 

@@ -212,3 +212,15 @@ def test_calls_with_an_output_size_are_demoted() -> None:
     blocks.append(OracleBlock("kronecker", ("head.weight", "head.bias")))
     x = random(4, 2, 4, seed=1)
     assert_close(ifc.influence(x), oracle_influence(ifc, ifc.model, blocks, x, 1e-3), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rounding_does_not_determine_the_basis_of_a_transposed_convolution(stride: int) -> None:
+    """With a stride as large as the kernel all offsets see the same pixels."""
+    x, size = random(7, 2, 3, 3), 3 * ((3 - 1) * stride + 2) ** 2
+    model = seeded(
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride), nn.Tanh(), nn.Flatten(), nn.Linear(size, 3))
+    )()
+    double = IFComp(model.double(), fisher="exact", damping=1e-2).fit([x]).influence(x)
+    single = IFComp(model.float(), fisher="exact", damping=1e-2).fit([x.float()]).influence(x.float())
+    assert_same(single.double(), double, rtol=1e-4)

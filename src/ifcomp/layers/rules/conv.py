@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
 from ifcomp.layers.layer import KroneckerLayer, TrackedModule
-from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.registry import Selection, Sua, qualified_name, register, trainable_names
 
 #: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
 #: eigendecomposition then takes minutes, and rotating by it more than forming the gradients.
@@ -78,9 +78,7 @@ def _padding_widths(module: _Conv) -> list[int]:
     return widths
 
 
-def conv_block(
-    name: str, kind: str, module: _Conv | ConvTranspose, names: list[str], selection: Selection
-) -> KroneckerBlock:
+def conv_block(name: str, kind: str, module: _Conv | ConvTranspose, names: list[str], sua: Sua) -> KroneckerBlock:
     """Build the block of a convolution; the groups of the convolution are the groups of the block.
 
     Args:
@@ -88,12 +86,12 @@ def conv_block(
         kind: Kind of the module.
         module: The module.
         names: Its trainable parameters, the weight before the bias.
-        selection: Contains the choice of shared offsets.
+        sua: Whether kernel offsets share one input basis.
     """
     has_weight, has_bias = "weight" in names, "bias" in names
     channels, offsets = module.in_channels // module.groups, math.prod(module.kernel_size)
     inputs = channels * offsets * has_weight + has_bias
-    shares = selection.sua if isinstance(selection.sua, bool) else inputs > SUA_FROM_INPUTS
+    shares = sua if isinstance(sua, bool) else inputs > SUA_FROM_INPUTS
     shares = shares and offsets > 1 and has_weight
     shape = KroneckerShape(
         groups=module.groups,
@@ -113,5 +111,5 @@ def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | 
     names = trainable_names(module, "weight", "bias")
     if not names:
         return None
-    block = conv_block(name, f"conv{len(module.kernel_size)}d", module, names, selection)
+    block = conv_block(name, f"conv{len(module.kernel_size)}d", module, names, selection.sua)
     return TrackedModule(module, (ConvLayer(block, "weight" in names, module),))

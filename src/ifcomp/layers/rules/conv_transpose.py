@@ -1,6 +1,8 @@
 """``nn.ConvTranspose1d``, ``2d``, ``3d``: stride, padding, output padding, dilation and groups.
 
-A transposed convolution is a convolution by the reversed kernel of the input with zeros between its pixels.
+A transposed convolution is a convolution by the reversed kernel of the input with zeros between its pixels. Kernel
+offsets always share one input basis. Each offset sees nearly the same pixels, and with a stride as large as the kernel
+exactly the same: a basis over offsets would have equal eigenvalues, and rounding would determine its vectors.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def conv_transpose(name: str, module: nn.Module, selection: Selection) -> Tracke
     names = trainable_names(module, "weight", "bias")
     if not names:
         return None
-    block = conv_block(name, f"convtranspose{len(module.kernel_size)}d", module, names, selection)
+    block = conv_block(name, f"convtranspose{len(module.kernel_size)}d", module, names, sua=True)
 
     def forward(emit: Emit, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         output: Tensor = type(module).forward(module, input, output_size)  # type: ignore[arg-type]
