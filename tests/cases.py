@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers.pytorch_utils import Conv1D
 
 from oracles import Inputs, OracleBlock
@@ -155,6 +156,11 @@ def padding(length: int) -> Batch:
     return batch
 
 
+def lengths(longest: int) -> Batch:
+    """Lengths ``[B]`` from 1 to ``longest``."""
+    return lambda size, generator: torch.randint(1, longest + 1, (size,), generator=generator)
+
+
 def text(length: int, vocabulary: int) -> Batch:
     """``input_ids`` ``[B, length]`` that end in padding index 0, and their ``attention_mask``."""
 
@@ -191,6 +197,20 @@ def attention(name: str, width: int, *, bias: bool = True, separate: bool = Fals
     biases = (f"{name}.in_proj_bias",) if bias else ()
     inner = (OracleBlock("kronecker", (w, *biases), rows=r) for w, r in zip(weights, rows, strict=True))
     return (*inner, weight(f"{name}.out_proj", bias=bias))
+
+
+def recurrence(name: str, *, bias: bool = True, joint: bool = True) -> tuple[OracleBlock, ...]:
+    """Blocks of one layer and direction of a recurrent module; ``name`` ends in ``l0`` or the like.
+
+    The projections of an LSTM and an RNN are ``joint``. Those of a GRU have different output gradients.
+    """
+    owner, _, suffix = name.rpartition(".")
+    kinds = ("weight", "bias")[: 1 + bias]
+    parts = (("ih", "hh"),) if joint else (("ih",), ("hh",))
+    return tuple(
+        OracleBlock("kronecker", tuple(f"{owner}.{kind}_{part}_{suffix}" for kind in kinds for part in joined))
+        for joined in parts
+    )
 
 
 def encoder_layer(name: str, width: int) -> tuple[OracleBlock, ...]:
@@ -348,17 +368,47 @@ class VisionTransformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """LSTM, and a head on its last output."""
+    """A recurrent module with three inputs and four units, and a head on its last output."""
 
-    def __init__(self) -> None:
-        """Makes the layers."""
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options: Any) -> None:
+        """Makes the layers; the options are the module's."""
         super().__init__()
-        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.rnn = kind(3, 4, batch_first=True, **options)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits from ``[B, T, 3]``."""
-        return self.head(self.lstm(x)[0][:, -1])
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class FullyRead(nn.Module):
+    """A recurrent module, and a head on everything that it returns: all outputs and all final states."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, learned: bool = False, **options: Any) -> None:
+        """``learned`` makes the initial states parameters; the other options are the module's."""
+        super().__init__()
+        self.rnn = kind(3, 4, **options)
+        rows = self.rnn.num_layers * (1 + self.rnn.bidirectional)
+        states = 2 if kind is nn.LSTM else 1
+        size = 4 * (1 + self.rnn.bidirectional + rows * states)
+        self.initial = nn.ParameterList(nn.Parameter(torch.zeros(rows, 1, 4)) for _ in range(states if learned else 0))
+        self.head = nn.Linear(size, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits from ``[B, T, 3]``, packed if there are lengths ``[B]``."""
+        states = [state.expand(-1, len(x), -1).contiguous() for state in self.initial] or None
+        if isinstance(states, list):
+            states = tuple(states) if len(states) > 1 else states[0]
+        time = 1 if self.rnn.batch_first else 0
+        sequences = x if time == 1 else x.transpose(0, 1)
+        if lengths is not None:
+            sequences = pack_padded_sequence(sequences, lengths.cpu(), time == 1, enforce_sorted=False)
+        outputs, final = self.rnn(sequences, states)
+        if lengths is not None:
+            outputs = pad_packed_sequence(outputs, time == 1)[0]
+        read = [torch.tanh(outputs).sum(time)]
+        read += [state.transpose(0, 1).flatten(1) for state in (final if isinstance(final, tuple) else (final,))]
+        return self.head(torch.cat(read, 1))
 
 
 def weight_normalised() -> nn.Module:
@@ -463,6 +513,28 @@ def attention_case(
     return Case(name, seeded(partial(Attention, bias=bias, **options)), batch, 3, blocks, other)
 
 
+def transposed_case(name: str, layer: Callable[[], nn.Module], *shape: int, groups: int = 1, bias: bool = True) -> Case:
+    """Transposed convolution ``0``, tanh, and Linear ``3`` from all pixels to three classes."""
+    case = conv_case(name, layer, *shape, groups=groups, bias=bias)
+    return replace(case, blocks=(replace(case.blocks[0], transposed=True), case.blocks[1]))
+
+
+def recurrent_case(
+    name: str,
+    kind: type[nn.RNNBase],
+    batch: Batch,
+    suffixes: tuple[str, ...] = ("l0",),
+    *,
+    other: tuple[str, ...] = (),
+    **options: Any,
+) -> Case:
+    """`FullyRead` with the given options; ``suffixes`` are those of its parameters."""
+    bias, joint = options.get("bias", True), kind is not nn.GRU
+    blocks = [block for suffix in suffixes for block in recurrence(f"rnn.{suffix}", bias=bias, joint=joint)]
+    make = seeded(partial(FullyRead, kind, **options))
+    return Case(name, make, batch, 3, (*blocks, weight("head")), other)
+
+
 LINEAR_CASES = [
     layer_case("linear", lambda: nn.Linear(4, 5), (4,), 5, weight("0")),
     layer_case("linear_no_bias", lambda: nn.Linear(4, 5, bias=False), (4,), 5, weight("0", bias=False)),
@@ -520,6 +592,107 @@ CONV_CASES = [
         3,
         (weight("layer"), weight("head")),
     ),
+]
+
+TRANSPOSED_CASES = [
+    transposed_case("conv_transpose1d", lambda: nn.ConvTranspose1d(2, 4, 3), 2, 4),
+    transposed_case("conv_transpose2d", lambda: nn.ConvTranspose2d(2, 4, 3), 2, 3, 2),
+    transposed_case("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2, stride=2), 2, 2, 1, 2),
+    transposed_case("conv_transpose2d_stride", lambda: nn.ConvTranspose2d(2, 3, 2, stride=(2, 3)), 2, 2, 3),
+    transposed_case("conv_transpose2d_padding", lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, padding=(1, 2)), 2, 3, 3),
+    transposed_case("conv_transpose2d_crops", lambda: nn.ConvTranspose2d(2, 3, 2, stride=2, padding=2), 2, 4, 4),
+    transposed_case(
+        "conv_transpose2d_output_padding",
+        lambda: nn.ConvTranspose2d(2, 3, (2, 3), stride=(3, 2), padding=1, output_padding=(2, 1)),
+        *(2, 2, 3),
+    ),
+    transposed_case(
+        "conv_transpose1d_dilation", lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, dilation=3, output_padding=2), 2, 3
+    ),
+    transposed_case("conv_transpose2d_groups", lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), 4, 2, 3, groups=2),
+    transposed_case("conv_transpose2d_depthwise", lambda: nn.ConvTranspose2d(3, 3, 2, groups=3), 3, 2, 2, groups=3),
+    transposed_case("conv_transpose2d_no_bias", lambda: nn.ConvTranspose2d(2, 3, 2, bias=False), 2, 2, 2, bias=False),
+    Case(
+        "conv_transpose2d_frozen_weight",
+        seeded(
+            frozen(
+                lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3)),
+                "0.weight",
+            )
+        ),
+        normal(2, 2, 2),
+        3,
+        (OracleBlock("kronecker", ("0.bias",)), weight("3")),
+    ),
+    Case(
+        "conv_transpose2d_folded",
+        seeded(lambda: Folded(nn.ConvTranspose2d(2, 4, 2), 4)),
+        normal(3, 2, 3, 3),
+        3,
+        (replace(weight("layer"), transposed=True), weight("head")),
+    ),
+]
+
+_BOTH_LAYERS = ("l0", "l0_reverse", "l1", "l1_reverse")
+
+RECURRENT_CASES = [
+    Case("lstm", seeded(Recurrent), normal(5, 3), 3, (*recurrence("rnn.l0"), weight("head"))),
+    Case(
+        "lstm_frozen",
+        seeded(frozen(Recurrent, "rnn.weight_ih_l0", "rnn.bias_hh_l0")),
+        normal(5, 3),
+        3,
+        (OracleBlock("kronecker", ("rnn.weight_hh_l0", "rnn.bias_ih_l0")), weight("head")),
+    ),
+    Case(
+        "lstm_frozen_weights",
+        seeded(frozen(Recurrent, "rnn.weight_ih_l0", "rnn.weight_hh_l0")),
+        normal(5, 3),
+        3,
+        (OracleBlock("kronecker", ("rnn.bias_ih_l0", "rnn.bias_hh_l0")), weight("head")),
+    ),
+    Case(
+        "gru_frozen",
+        seeded(frozen(partial(Recurrent, nn.GRU), "rnn.weight_hh_l0", "rnn.bias_ih_l0")),
+        normal(5, 3),
+        3,
+        (*(OracleBlock("kronecker", (f"rnn.{name}_l0",)) for name in ("weight_ih", "bias_hh")), weight("head")),
+    ),
+    *(
+        case
+        for kind, name in ((nn.LSTM, "lstm"), (nn.GRU, "gru"), (nn.RNN, "rnn"))
+        for case in (
+            recurrent_case(f"{name}_sequence_first", kind, normal(4, 3)),
+            recurrent_case(f"{name}_no_bias", kind, normal(4, 3), bias=False, batch_first=True),
+            recurrent_case(
+                f"{name}_two_layers", kind, normal(4, 3), ("l0", "l1"), num_layers=2, dropout=0.5, batch_first=True
+            ),
+            recurrent_case(
+                f"{name}_both_directions", kind, normal(4, 3), _BOTH_LAYERS, num_layers=2, bidirectional=True
+            ),
+            recurrent_case(
+                f"{name}_initial_states",
+                kind,
+                normal(4, 3),
+                ("l0", "l0_reverse"),
+                learned=True,
+                bidirectional=True,
+                batch_first=True,
+                other=("initial.0", "initial.1")[: 1 + (kind is nn.LSTM)],
+            ),
+        )
+    ),
+    recurrent_case("rnn_relu", nn.RNN, normal(4, 3), nonlinearity="relu", batch_first=True),
+]
+
+#: Sequences of different lengths. Covariances of the first pass depend on the padding of the batch.
+PACKED_CASES = [
+    recurrent_case(f"{name}_packed{title}", kind, fields(x=normal(5, 3), lengths=lengths(5)), suffixes, **options)
+    for kind, name in ((nn.LSTM, "lstm"), (nn.GRU, "gru"), (nn.RNN, "rnn"))
+    for title, suffixes, options in (
+        ("", ("l0",), {"batch_first": True}),
+        ("_both_directions", _BOTH_LAYERS, {"num_layers": 2, "bidirectional": True}),
+    )
 ]
 
 NORM_CASES = [
@@ -723,19 +896,13 @@ USE_CASES = [
         (OracleBlock("kronecker", ("0.bias",)), weight("2")),
         ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
     ),
-    Case(
-        "lstm",
-        seeded(Recurrent),
-        normal(5, 3),
-        3,
-        (weight("head"),),
-        tuple(f"lstm.{kind}_{part}_l0" for kind in ("weight", "bias") for part in ("ih", "hh")),
-    ),
 ]
 
 LAYER_CASES: list[Case] = [
     *LINEAR_CASES,
     *CONV_CASES,
+    *TRANSPOSED_CASES,
+    *RECURRENT_CASES,
     *NORM_CASES,
     *EMBEDDING_CASES,
     *ATTENTION_CASES,
@@ -774,6 +941,9 @@ _REPRESENTATIVE = (
     "conv2d_depthwise",
     "conv1d_same_even",
     "conv2d_reflect",
+    "conv_transpose2d_output_padding",
+    "lstm_both_directions",
+    "gru_initial_states",
     "batchnorm2d",
     "layernorm",
     "embedding_padding",

@@ -29,7 +29,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 Inputs = Tensor | dict[str, Tensor]
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class OracleBlock:
         groups: Number ``Gr`` of groups along the weight's rows.
         rows: Rows of a packed projection (``in_proj_weight``, ``in_proj_bias``) that are this block's. A parameter
             that has just as many rows is taken whole, which is the case for ``q_proj_weight`` and its kind.
-        transposed: Whether the weight is stored as ``[J, O]``, as that of an Embedding is.
+        transposed: Whether the weight is stored as ``[Gr * J, O, ...]``, as those of an Embedding and of a transposed
+            convolution are.
     """
 
     kind: Literal["kronecker", "diagonal"]
@@ -186,7 +188,7 @@ def block_jacobian(jacobians: dict[str, Tensor], block: OracleBlock) -> Tensor:
         size = block.rows.stop - block.rows.start
         parts = [part if part.shape[2] == size else part[:, :, block.rows] for part in parts]
     if block.transposed:
-        parts[0] = parts[0].transpose(2, 3)
+        parts[0] = parts[0].unflatten(2, (block.groups, -1)).transpose(3, 4).flatten(2, 3)
     batch, labels, rows = parts[0].shape[:3]
     return torch.cat([part.reshape(batch, labels, block.groups, rows // block.groups, -1) for part in parts], dim=-1)
 
@@ -353,6 +355,9 @@ def patches(x: Tensor, module: Convolution) -> Tensor:
     """
     batch, channels = x.shape[:2]
     offsets = math.prod(module.kernel_size)
+    if isinstance(module, Transposed):
+        taken = _transposed_patches(x.reshape(batch * channels, 1, *x.shape[2:]), module)
+        return taken.reshape(batch, module.groups, channels // module.groups * offsets, -1).transpose(2, 3)
     padding = [side for pair in reversed(_padding(module)) for side in pair]
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     padded = functional.pad(x, padding, mode=mode)
@@ -361,6 +366,15 @@ def patches(x: Tensor, module: Convolution) -> Tensor:
     single = padded.reshape(batch * channels, 1, *padded.shape[2:])
     taken = convolve(single, one_hot, stride=module.stride, dilation=module.dilation)
     return taken.reshape(batch, module.groups, channels // module.groups * offsets, -1).transpose(2, 3)
+
+
+def _transposed_patches(single: Tensor, module: Transposed) -> Tensor:
+    """Single channels ``[N, 1, *spatial]``, transposed convolved with each one-hot kernel, ``[N, offsets, ...]``."""
+    axes, offsets = len(module.kernel_size), math.prod(module.kernel_size)
+    convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[axes - 1]
+    one_hot = torch.eye(offsets, dtype=single.dtype).reshape(1, offsets, *module.kernel_size)
+    options = {name: getattr(module, name) for name in ("stride", "padding", "output_padding", "dilation")}
+    return convolve(single, one_hot, **options)
 
 
 def canonical_use(use: ModuleUse, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -587,6 +601,96 @@ def separate_bags(model: nn.Module) -> nn.Module:
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, SeparateBag(module))
     return model
+
+
+# Recurrent modules as linear maps ----------------------------------------------------------------------------------
+
+
+class SeparateRecurrence(nn.Module):
+    """A recurrent module without packing, computed step by step from the definition.
+
+    The projections of an LSTM and an RNN are one Linear of ``[x, h, 1]``, named ``l0`` or the like: its weight is the
+    two weights and the bias of the input projection, its bias that of the recurrent projection. Without a bias it is a
+    Linear of ``[x, h]``. The projections of a GRU are two Linear, ``ih_l0`` and ``hh_l0``. Weights are never frozen.
+    """
+
+    def __init__(self, packed: nn.RNNBase) -> None:
+        """Copies the parameters of ``packed``."""
+        super().__init__()
+        self.kind, self.batch_first, self.size = packed.mode, packed.batch_first, packed.hidden_size
+        self.num_layers, self.bidirectional, self.proj_size = packed.num_layers, packed.bidirectional, 0
+        self.bias = packed.bias
+        ends = ("", "_reverse")[: 1 + packed.bidirectional]
+        self.suffixes = [f"l{layer}{end}" for layer in range(packed.num_layers) for end in ends]
+        for suffix in self.suffixes:
+            weights = [getattr(packed, f"weight_{part}_{suffix}") for part in ("ih", "hh")]
+            biases = [getattr(packed, f"bias_{part}_{suffix}") if packed.bias else None for part in ("ih", "hh")]
+            if self.kind == "GRU":
+                for part, weight, bias in zip(("ih", "hh"), weights, biases, strict=True):
+                    setattr(self, f"{part}_{suffix}", _linear(weight.detach().requires_grad_(True), bias))
+                continue
+            columns = [*weights, *([biases[0].unsqueeze(1)] if packed.bias else [])]
+            setattr(self, suffix, _linear(torch.cat(columns, 1).detach().requires_grad_(True), biases[1]))
+
+    def forward(self, x: Tensor, states: Tensor | tuple[Tensor, ...] | None = None) -> tuple[Tensor, Any]:
+        """Outputs and final states."""
+        x = x.transpose(0, 1) if self.batch_first else x
+        given = (states,) if isinstance(states, Tensor) else states
+        if given is None:
+            given = (x.new_zeros(len(self.suffixes), x.shape[1], self.size),) * (2 if self.kind == "LSTM" else 1)
+        finals, rows = [], []
+        for number, suffix in enumerate(self.suffixes):
+            state, outputs = tuple(part[number] for part in given), {}
+            steps = range(len(x))
+            for step in reversed(steps) if suffix.endswith("reverse") else steps:
+                state = self._step(suffix, x[step], *state)
+                outputs[step] = state[0]
+            rows.append(torch.stack([outputs[step] for step in steps]))
+            finals.append(state)
+            if len(rows) == 1 + self.bidirectional:
+                x, rows = torch.cat(rows, 2), []
+        final = tuple(torch.stack(part) for part in zip(*finals, strict=True))
+        return x.transpose(0, 1) if self.batch_first else x, final if len(final) > 1 else final[0]
+
+    def _step(self, suffix: str, x: Tensor, h: Tensor, *cell: Tensor) -> tuple[Tensor, ...]:
+        if self.kind == "GRU":
+            inner, outer = getattr(self, f"ih_{suffix}")(x), getattr(self, f"hh_{suffix}")(h)
+            (xr, xz, xn), (hr, hz, hn) = inner.chunk(3, 1), outer.chunk(3, 1)
+            update = torch.sigmoid(xz + hz)
+            return ((1 - update) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + update * h,)
+        total = getattr(self, suffix)(torch.cat([x, h, *([torch.ones_like(x[:, :1])] if self.bias else [])], 1))
+        if self.kind != "LSTM":
+            return (torch.relu(total) if self.kind == "RNN_RELU" else torch.tanh(total),)
+        i, f, g, o = total.chunk(4, 1)
+        c = torch.sigmoid(f) * cell[0] + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def separate_recurrences(model: nn.Module) -> nn.Module:
+    """A copy of the model with a `SeparateRecurrence` for each recurrent module without ``proj_size``."""
+    model = copy.deepcopy(model)
+    packed = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+    for name, module in packed:
+        if not module.proj_size:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, SeparateRecurrence(module))
+    return model
+
+
+def recurrence_map(block: OracleBlock) -> tuple[str, list[str]] | None:
+    """The Linear of a `SeparateRecurrence` that applies the parameters of a block; None for other blocks.
+
+    Returns:
+        The name of the Linear, and the parameters of the recurrent module in the order of its inputs.
+    """
+    owner, _, first = block.parameters[0].rpartition(".")
+    kind, _, rest = first.partition("_")
+    part, _, suffix = rest.partition("_")
+    if kind not in ("weight", "bias") or part not in ("ih", "hh"):
+        return None
+    parts = [part for part in ("ih", "hh") if any(f"_{part}_" in name for name in block.parameters)]
+    name = suffix if len(parts) == 2 else f"{part}_{suffix}"
+    return f"{owner}.{name}", [f"{owner}.{kind}_{part}_{suffix}" for kind in ("weight", "bias") for part in parts]
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

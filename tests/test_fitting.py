@@ -33,12 +33,15 @@ from oracles import (
     Inputs,
     OracleBlock,
     SeparateBag,
+    Transposed,
     covariances,
     embedding_covariance,
     expected_second_moments,
+    recurrence_map,
     rotation_matrix,
     separate_attention,
     separate_bags,
+    separate_recurrences,
 )
 
 KRONECKER_CASES = [case for case in CASES.values() if case not in NORM_CASES]
@@ -46,7 +49,10 @@ KRONECKER_CASES = [case for case in CASES.values() if case not in NORM_CASES]
 #: Convolutions with groups, every kind of padding, several rows per example and several calls.
 SHARED_OFFSET_CASES = [
     CASES[name]
-    for name in ("conv2d_groups", "conv1d_same_even", "conv2d_reflect", "conv2d_folded", "conv_twice", "lenet")
+    for name in (
+        *("conv2d_groups", "conv1d_same_even", "conv2d_reflect", "conv2d_folded", "conv_twice", "lenet"),
+        *("conv_transpose2d_groups", "conv_transpose2d_output_padding", "conv_transpose2d_folded"),
+    )
 ]
 
 SIZE = 7
@@ -74,7 +80,10 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def module_name(block: OracleBlock) -> str:
-    """The module of a Kronecker block in the model with separate projections of attention."""
+    """The module of a Kronecker block in the model with separate projections of attention and recurrent modules."""
+    recurrent = recurrence_map(block)
+    if recurrent is not None:
+        return recurrent[0]
     owner = block.parameters[0].rpartition(".")[0]
     if block.rows is not None:
         return f"{owner}.{'qkv'[block.rows.start // (block.rows.stop - block.rows.start)]}"
@@ -94,15 +103,29 @@ def oracle_covariance(
 
     If only the bias is trained, the input is the appended 1.
     """
-    model, name = separate_bags(separate_attention(model)), module_name(block)
+    columns, name = trained_columns(model, block), module_name(block)
+    model = separate_bags(separate_attention(separate_recurrences(model)))
     name = f"{name}.table" if isinstance(model.get_submodule(name), SeparateBag) else name
     module = model.get_submodule(name)
     options = {"beta": beta, "label_weights": label_weights}
     if isinstance(module, nn.Embedding):
         return None, embedding_covariance(model, inputs, name, **options)
-    shared = sua and isinstance(module, Convolution) and math.prod(module.kernel_size) > 1
+    shared = (sua or isinstance(module, Transposed)) and isinstance(module, Convolution)
+    shared = shared and math.prod(module.kernel_size) > 1 and module.weight.requires_grad
     inner, outer = covariances(model, inputs, name, sua=shared, **options)
-    return (inner[:, -1:, -1:] if block.parameters[0].endswith("bias") else inner), outer
+    return inner[:, columns][:, :, columns], outer
+
+
+def trained_columns(model: nn.Module, block: OracleBlock) -> Tensor | slice:
+    """Inputs of the trained parameters of a block among the inputs of its module."""
+    recurrent = recurrence_map(block)
+    if recurrent is None:
+        return slice(-1, None) if block.parameters[0].endswith("bias") else slice(None)
+    parameters = dict(model.named_parameters())
+    names = [name for name in recurrent[1] if name in parameters]
+    widths = [parameters[name][0].numel() for name in names]
+    indices = torch.arange(sum(widths)).split(widths)
+    return torch.cat([index for name, index in zip(names, indices, strict=True) if name in block.parameters])
 
 
 def importance(p: Tensor) -> tuple[Tensor, Tensor]:

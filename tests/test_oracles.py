@@ -9,13 +9,15 @@ from torch.func import functional_call, jacrev
 from torch.testing import assert_close
 from transformers.pytorch_utils import Conv1D
 
-from cases import ATTENTION_CASES, CONV_CASES, EMBEDDING_CASES, LAYER_CASES, MODEL_CASES, Case
+from cases import ATTENTION_CASES, CONV_CASES, EMBEDDING_CASES, LAYER_CASES, MODEL_CASES, RECURRENT_CASES, Case
 from oracles import (
     Convolution,
     Inputs,
     OracleBlock,
     SeparateAttention,
     SeparateBag,
+    SeparateRecurrence,
+    Transposed,
     block_jacobian,
     canonical_use,
     covariances,
@@ -31,9 +33,11 @@ from oracles import (
     logit_kernel,
     module_uses,
     patches,
+    recurrence_map,
     rotation_matrix,
     separate_attention,
     separate_bags,
+    separate_recurrences,
 )
 
 ALL_CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
@@ -102,7 +106,7 @@ def test_blocks_partition_the_trainable_parameters(case: Case) -> None:
 @each_case
 def test_jacobian_is_a_sum_over_positions(case: Case) -> None:
     """``sum_t db_t a_t^T`` over all uses of a module is the Jacobian of its weight, and of its bias with ``a = 1``."""
-    model, inputs = separate_bags(separate_attention(case.make())), case.sample(2)
+    model, inputs = separate_bags(separate_attention(separate_recurrences(case.make()))), case.sample(2)
     jacobians = example_jacobians(model, inputs)
     modules = {block.parameters[0].removesuffix(".weight") for block in case.blocks if block.kind == "kronecker"}
     for name, module in model.named_modules():
@@ -110,13 +114,14 @@ def test_jacobian_is_a_sum_over_positions(case: Case) -> None:
             modules |= {f"{name}.{part}" for part in ("q", "k", "v", "out")}
         if isinstance(module, SeparateBag):
             modules = (modules - {name}) | {f"{name}.table"}
+        if isinstance(module, SeparateRecurrence):
+            modules |= {f"{name}.{part}" for part, _ in module.named_children()}
     for name, module in model.named_modules():
         if name not in modules:
             continue
         names = tuple(key for key in (f"{name}.weight", f"{name}.bias") if key in jacobians)
-        block = OracleBlock(
-            "kronecker", names, getattr(module, "groups", 1), transposed=isinstance(module, nn.Embedding | Conv1D)
-        )
+        transposed = isinstance(module, nn.Embedding | Conv1D | Transposed)
+        block = OracleBlock("kronecker", names, getattr(module, "groups", 1), transposed=transposed)
         total = torch.zeros(())
         for use in module_uses(model, inputs, name):
             a, db = canonical_use(use, module)
@@ -308,3 +313,15 @@ def test_separate_bags_are_the_same_model(case: Case) -> None:
     packed, parts = example_jacobians(model, inputs), example_jacobians(separate, inputs)
     (name,) = (name for name, module in model.named_modules() if isinstance(module, nn.EmbeddingBag))
     assert_close(parts[f"{name}.table.weight"], packed[f"{name}.weight"])
+
+
+@pytest.mark.parametrize("case", RECURRENT_CASES, ids=str)
+def test_separate_recurrences_are_the_same_model(case: Case) -> None:
+    model, inputs = case.make(), case.sample(2)
+    separate = separate_recurrences(model)
+    assert_close(example_logits(separate, inputs), example_logits(model, inputs))
+    packed, parts = example_jacobians(model, inputs), example_jacobians(separate, inputs)
+    for block in case.blocks[:-1] if "frozen" not in case.name else ():
+        name, _ = recurrence_map(block)
+        names = tuple(key for key in (f"{name}.weight", f"{name}.bias") if key in parts)
+        assert_close(block_jacobian(parts, OracleBlock("kronecker", names)), block_jacobian(packed, block))

@@ -9,6 +9,7 @@ and J inputs (the bias is the last input), a gradient is a matrix ``g`` [G, O, J
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import EllipsisType
@@ -24,6 +25,9 @@ Rows = tuple[str, slice | EllipsisType]
 
 #: Positions of the projections in the packed parameters of ``nn.MultiheadAttention``.
 _PROJECTIONS = {"q": 0, "k": 1, "v": 2}
+
+#: Names of the blocks of a recurrent module.
+_RECURRENT = re.compile(r"(?P<part>ih_|hh_)?(?P<suffix>l\d+(_reverse)?)")
 
 
 class EkfacCovariance:
@@ -139,7 +143,11 @@ def _inverse_block(
 
 
 def _block_rows(model: nn.Module, name: str) -> list[Rows]:
-    """Return the trainable parameters of a block: the parameter or module of its name, or a projection of attention."""
+    """Return the trainable parameters of a block.
+
+    It has the name of the parameter or module, of a projection of attention, or of a projection of a recurrent module
+    (``ih_l0``, ``hh_l0``, or ``l0`` for both).
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     trainable = {parameter for parameter, value in parameters.items() if value.requires_grad}
     if name in trainable:
@@ -147,6 +155,10 @@ def _block_rows(model: nn.Module, name: str) -> list[Rows]:
     prefix = f"{name}." if name else ""
     rows: list[Rows] = [(prefix + kind, ...) for kind in ("weight", "bias") if prefix + kind in trainable]
     module, _, projection = name.rpartition(".")
+    if not rows and (found := _RECURRENT.fullmatch(projection)):
+        parts = (found["part"],) if found["part"] else ("ih_", "hh_")
+        names = [f"{module}.{kind}_{part}{found['suffix']}" for kind in ("weight", "bias") for part in parts]
+        return [(parameter.removeprefix("."), ...) for parameter in names if parameter.removeprefix(".") in trainable]
     if rows or projection not in _PROJECTIONS:
         return rows
     attention = model.get_submodule(module)

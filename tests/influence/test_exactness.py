@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from cases import LAYER_CASES, MODEL_CASES, REPRESENTATIVE_CASES, Case
+from cases import LAYER_CASES, MODEL_CASES, PACKED_CASES, REPRESENTATIVE_CASES, Case
 from comparison import as_type, fitted, oracle_blocks, oracle_influence, oracle_kernel
 
 
-@pytest.mark.parametrize("case", [*LAYER_CASES, *MODEL_CASES], ids=str)
+@pytest.mark.parametrize("case", [*LAYER_CASES, *PACKED_CASES, *MODEL_CASES], ids=str)
 def test_influence_is_exact(case: Case) -> None:
     ifc = fitted(case)
     inputs = as_type(case.sample(5), torch.float64)

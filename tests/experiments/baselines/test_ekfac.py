@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from cases import LAYER_CASES, MODEL_CASES, Case
+from cases import LAYER_CASES, MODEL_CASES, TRANSPOSED_CASES, Case
 from comparison import assert_same, basis_arguments, fitted, library_block, oracle_blocks
 from experiments.baselines.ekfac import EkfacCovariance
 from ifcomp import IFComp, Relative
@@ -40,8 +40,10 @@ def dense_inverse(ifc: IFComp, block: OracleBlock) -> Tensor:
     return ekfac_inverse(moments, DAMPING, **basis_arguments(ifc, fitted_block))
 
 
-#: The baseline does not support the transposed weight of Conv1D.
-CASES = [case for case in [*LAYER_CASES, *MODEL_CASES] if case.name != "transformers_conv1d"]
+#: The baseline does not support the transposed weights of Conv1D and transposed convolutions.
+CASES = [
+    case for case in [*LAYER_CASES, *MODEL_CASES] if case not in TRANSPOSED_CASES and case.name != "transformers_conv1d"
+]
 
 
 @pytest.mark.parametrize(

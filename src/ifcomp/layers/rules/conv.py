@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
 from ifcomp.layers.layer import KroneckerLayer, TrackedModule
-from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.registry import Selection, Sua, qualified_name, register, trainable_names
 
 #: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
 #: eigendecomposition then takes minutes, and rotating by it more than forming the gradients.
 SUA_FROM_INPUTS = 1024
 
 _Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,18 @@ class ConvLayer(KroneckerLayer):
 
 def unfold(channels: Tensor, module: _Conv) -> Tensor:
     """Extract the patches of a convolution, [N, G, C, *S] to [N, G, C*kernel, T]."""
-    axes = len(module.kernel_size)
-    windows = _pad(channels.flatten(1, 2), module)  # [N, G*C, *S]
-    for axis in range(axes):
-        span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
-        windows = windows.unfold(axis + 2, span, module.stride[axis])[..., :: module.dilation[axis]]
-    order = (0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))
-    patches = windows.permute(order)  # [N, G*C, *kernel, *positions]
+    patches = windows(_pad(channels.flatten(1, 2), module), module.kernel_size, module.stride, module.dilation)
     features = channels.shape[2] * math.prod(module.kernel_size)
     return patches.reshape(len(patches), module.groups, features, -1)
+
+
+def windows(values: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
+    """All windows of values [N, C, *S], [N, C, *kernel, *positions]."""
+    axes = len(kernel)
+    for axis in range(axes):
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        values = values.unfold(axis + 2, span, stride[axis])[..., :: dilation[axis]]
+    return values.permute(0, 1, *range(axes + 2, 2 * axes + 2), *range(2, axes + 2))
 
 
 def _pad(values: Tensor, module: _Conv) -> Tensor:
@@ -74,17 +78,20 @@ def _padding_widths(module: _Conv) -> list[int]:
     return widths
 
 
-@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
-    """One Kronecker block; the groups of the convolution are the groups of the block."""
-    assert isinstance(module, _Conv)
-    names = trainable_names(module, "weight", "bias")
-    if not names:
-        return None
+def conv_block(name: str, kind: str, module: _Conv | ConvTranspose, names: list[str], sua: Sua) -> KroneckerBlock:
+    """Build the block of a convolution; the groups of the convolution are the groups of the block.
+
+    Args:
+        name: Name of the module.
+        kind: Kind of the module.
+        module: The module.
+        names: Its trainable parameters, the weight before the bias.
+        sua: Whether kernel offsets share one input basis.
+    """
     has_weight, has_bias = "weight" in names, "bias" in names
     channels, offsets = module.in_channels // module.groups, math.prod(module.kernel_size)
     inputs = channels * offsets * has_weight + has_bias
-    shares = selection.sua if isinstance(selection.sua, bool) else inputs > SUA_FROM_INPUTS
+    shares = sua if isinstance(sua, bool) else inputs > SUA_FROM_INPUTS
     shares = shares and offsets > 1 and has_weight
     shape = KroneckerShape(
         groups=module.groups,
@@ -94,6 +101,15 @@ def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | 
         has_bias=has_bias,
     )
     parameters = tuple(qualified_name(name, parameter) for parameter in names)
-    kind = f"conv{len(module.kernel_size)}d"
-    block = KroneckerBlock(name, kind, parameters, module.out_channels * inputs, shape)
-    return TrackedModule(module, (ConvLayer(block, has_weight, module),))
+    return KroneckerBlock(name, kind, parameters, module.out_channels * inputs, shape)
+
+
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
+    """One Kronecker block."""
+    assert isinstance(module, _Conv)
+    names = trainable_names(module, "weight", "bias")
+    if not names:
+        return None
+    block = conv_block(name, f"conv{len(module.kernel_size)}d", module, names, selection.sua)
+    return TrackedModule(module, (ConvLayer(block, "weight" in names, module),))
