@@ -19,6 +19,7 @@ from ifcomp.blocks.block import Block
 from ifcomp.errors import ModelError, NonFiniteError
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
+from ifcomp.precision import as_double, as_type_of
 
 #: The largest entry of a cotangent is scaled to this power of two for a backward in float16, whose range is 2^-24 to
 #: 2^16.
@@ -117,8 +118,11 @@ class Recording:
         names = {block.name for block in blocks}
         layers = [layer for name, layer in self._layers.items() if name in names and name in self.calls]
         stacked: dict[str, Tensor] = {}
-        for index, cotangent in enumerate(cotangents):
-            grads = self._backward(cotangent, layers)
+        scaled, scales = scale_for_half(cotangents, self.backward_dtype)
+        vectors = as_type_of(scaled, self.logits)
+        divisors = None if scales is None else scales.to(self.dtype).to(self.logits.device)
+        for index, vector in enumerate(vectors):
+            grads = self._backward(vector, layers, None if divisors is None else divisors[index])
             for layer in layers:
                 grad = layer.output_grads(grads.pop(layer.name), self.inputs(layer.block))
                 if len(cotangents) == 1:
@@ -139,16 +143,12 @@ class Recording:
         for block in blocks:
             yield block, self.inputs(block), output_grads.pop(block.name)
 
-    def _backward(self, cotangent: Tensor, layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
-        """Output gradients [B, R, features...] of every call of the layers, for one cotangent [B, K]."""
+    def _backward(self, vector: Tensor, layers: Sequence[Layer], scales: Tensor | None) -> dict[str, list[Tensor]]:
+        """Output gradients [B, R, features...] of every call of the layers, for one cotangent [B, K] times scales."""
         if not layers:
             return {}
         edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
-        scales = half_scales(cotangent, self.backward_dtype)
-        scaled = cotangent if scales is None else cotangent * scales.unsqueeze(-1)
-        found = torch.autograd.grad(
-            self.logits, list(edges.values()), scaled.to(self.logits.dtype), retain_graph=True, allow_unused=True
-        )
+        found = torch.autograd.grad(self.logits, list(edges.values()), vector, retain_graph=True, allow_unused=True)
         if scales is not None:
             check_half(found)
         by_edge = dict(zip(edges, found, strict=True))
@@ -166,7 +166,7 @@ class Recording:
         elif call.part is not None:
             grad = grad[..., call.part]
         rows = self.layouts[layer.name].by_example(grad, layer.output_axes(grad), self.batch_size).to(self.dtype)
-        return rows if scales is None else rows / scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+        return rows if scales is None else rows / scales.view(-1, *[1] * (rows.dim() - 1))
 
     def check_layout(self, layer: Layer) -> None:
         """Raise ModelError if a layer was called in another way than on the verified examples."""
@@ -190,16 +190,18 @@ class Recording:
             )
 
 
-def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Powers of two by which cotangents [..., B, K] are multiplied for a backward in float16, [..., B].
+def scale_for_half(cotangents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Scaled cotangents [..., B, K] for a backward in float16, and their scales [..., B], which are powers of two.
 
     The residuals ``p - e_y`` of a confident model are below the range of float16. Examples are independent, so each has
-    its own scale. None for other precisions.
+    its own scale. For other precisions the cotangents are returned as they are, without scales.
     """
     if dtype != torch.float16:
-        return None
-    exponent = torch.frexp(cotangents.double().abs().amax(-1)).exponent
-    return torch.exp2((_HALF_EXPONENT - exponent).double())
+        return cotangents, None
+    double = as_double(cotangents)
+    exponent = torch.frexp(double.abs().amax(-1)).exponent
+    scales = torch.exp2((_HALF_EXPONENT - exponent).double())
+    return double * scales.unsqueeze(-1), scales
 
 
 def check_half(gradients: Iterable[Tensor | None]) -> None:
