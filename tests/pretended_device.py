@@ -78,18 +78,25 @@ class DeviceTensor(Tensor):
 
 
 class PretendedDevice(TorchDispatchMode):
-    """Lets functions that make tensors make them on the device."""
+    """Lets functions that make tensors make them on the device.
+
+    Attributes:
+        copies: Number of copies between the CPU and the device.
+    """
 
     def __init__(self, exempt: Sequence[str] = ()) -> None:
         super().__init__()
-        self.exempt = exempt
+        self.exempt, self.copies = exempt, 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(function, args, kwargs or {}, self.exempt)
+        result = _run(function, args, kwargs or {}, self.exempt)
+        if function.overloadpacket is aten._to_copy:
+            self.copies += isinstance(result, DeviceTensor) != isinstance(args[0], DeviceTensor)
+        return result
 
 
 @contextmanager
-def pretended_device(monkeypatch: pytest.MonkeyPatch, exempt: Sequence[str] = ()) -> Iterator[torch.device]:
+def pretended_device(monkeypatch: pytest.MonkeyPatch, exempt: Sequence[str] = ()) -> Iterator[PretendedDevice]:
     """A device without float64 and without autocast.
 
     Args:
@@ -104,8 +111,8 @@ def pretended_device(monkeypatch: pytest.MonkeyPatch, exempt: Sequence[str] = ()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "autocast", cast)
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": kind != DEVICE.type and is_enabled(kind))
-        with PretendedDevice(exempt):
-            yield DEVICE
+        with PretendedDevice(exempt) as mode:
+            yield mode
 
 
 def on_device(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from ifcomp import Checkpoint, IFComp
 from ifcomp.curvature.factors import Relative
 from ifcomp.oracle.hindsight import hindsight
 from ifcomp.tuning import choose_ood_beta, tune
-from pretended_device import DeviceTensor, MixedDevicesError, NoDoubleError, on_device, pretended_device
+from pretended_device import DEVICE, DeviceTensor, MixedDevicesError, NoDoubleError, on_device, pretended_device
 
 #: Code that has float64 on the device.
 _EXEMPT = ("ifcomp/layers/verification.py",)
@@ -136,7 +136,8 @@ class Shift(nn.Module):
 
 def test_the_pretended_device_refuses_float64_and_mixed_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above fail on a regression because of this."""
-    with pretended_device(monkeypatch) as device:
+    with pretended_device(monkeypatch) as mode:
+        device = DEVICE
         value = torch.ones(3).to(device)
         assert isinstance(value, DeviceTensor)
         assert value.device == torch.zeros(2, device=device).device == device
@@ -152,3 +153,26 @@ def test_the_pretended_device_refuses_float64_and_mixed_devices(monkeypatch: pyt
         with pytest.raises(MixedDevicesError):
             value + torch.ones(3)
         assert (value + torch.ones(())).device == device
+        copies = mode.copies
+        value.to(device).cpu().cpu().to(device)
+        assert mode.copies == copies + 2
+
+
+@pytest.mark.parametrize("call", [IFComp.influence, IFComp.logit_kernel])
+def test_copies_do_not_grow_with_labels_or_layers(
+    call: Callable[[IFComp, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy between the devices waits for all operations before it."""
+
+    def copies(classes: int, layers: int) -> int:
+        torch.manual_seed(0)
+        hidden = [part for _ in range(layers) for part in (nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh())]
+        model, inputs = nn.Sequential(*hidden, nn.Linear(6, classes)), torch.randn(4, 6)
+        with pretended_device(monkeypatch, _EXEMPT) as mode:
+            ifc = IFComp(on_device(model)).fit([inputs])
+            call(ifc, inputs)  # memory is measured
+            before = mode.copies
+            call(ifc, inputs)
+            return mode.copies - before
+
+    assert copies(3, 1) == copies(6, 1) == copies(3, 3) <= 6
