@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cases import CASES, Case
-from comparison import labelled
+from comparison import as_type, labelled
 from ifcomp import Checkpoint, IFComp
 from ifcomp.curvature.factors import Relative
 from ifcomp.oracle.hindsight import hindsight
@@ -108,6 +108,26 @@ def test_half_precision_has_no_float64_on_the_device(dtype: torch.dtype, monkeyp
     expected = influence(lambda model: model)
     with pretended_device(monkeypatch, _EXEMPT):
         assert torch.equal(influence(on_device), expected)
+
+
+@pytest.mark.parametrize("name", ["lenet", "class_token", "embedding"])
+def test_a_float64_model_stays_on_its_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the device has float64."""
+    case = CASES[name]
+    inputs = as_type(case.sample(4), torch.float64)
+    data = [labelled(as_type(case.sample(7, seed=1), torch.float64), torch.arange(7) % case.num_classes)]
+
+    def results(model: nn.Module) -> list[Tensor]:
+        ifc = IFComp(model.double()).fit(data)
+        ifc.explain(inputs, torch.arange(4) % case.num_classes, data)
+        return [ifc.influence(inputs), ifc.logit_kernel(inputs), ifc.bounded_complexity(inputs)]
+
+    expected = results(case.make())
+    with pretended_device(monkeypatch, exempt=("",)):
+        found = results(on_device(case.make().double()))
+        assert {value.device for value in found} == {DEVICE}
+        for value, reference in zip(found, expected, strict=True):
+            assert_close(value.cpu(), reference)
 
 
 def test_the_ground_truth_has_no_float64_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
