@@ -16,6 +16,7 @@ from ifcomp.curvature.labels import label_residuals
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.errors import DataError, SettingError
 from ifcomp.influence.cross import whitened_gradients
+from ifcomp.influence.forms import sum_blocks
 from ifcomp.progress import track
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
 
@@ -149,10 +150,9 @@ def _effects(
     """Every microbatch of the training data with its effects [Q, B] in nats, on the CPU."""
 
     def step(microbatch: Microbatch) -> tuple[Batch, Tensor]:
-        total = torch.zeros(size, microbatch.batch.size, dtype=torch.float64, device=microbatch.logits.device)
-        for name, value in _whitened(evaluation, microbatch):
-            if name in queries:
-                total += (queries[name] @ value.T).double() * evaluation.weights[name].scale
+        whitened = _whitened(evaluation, microbatch)
+        products = {name: queries[name] @ value.T for name, value in whitened if name in queries}
+        total = sum_blocks(products, evaluation.weights, (size, microbatch.batch.size), microbatch.logits)
         return microbatch.batch, (total / evaluation.factors.count).cpu()
 
     return evaluate(evaluation, train, 1, step, "needed", "effects")

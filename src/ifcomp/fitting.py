@@ -38,6 +38,7 @@ from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
 from ifcomp.memory import available
 from ifcomp.microbatches import LabelUse, Microbatches, check_batch
+from ifcomp.precision import as_double
 from ifcomp.progress import track
 
 #: Stages of a fit, as checkpoints name them.
@@ -222,8 +223,9 @@ class FitPasses:
         def step(microbatch: Batch, chunk_size: int) -> int:
             recording = recorder.record(microbatch)
             with recorder.computing():
+                logits = as_double(recording.logits.detach(), recorder.dtype)
                 vectors = [
-                    fisher_cotangents(recording.logits, own, microbatch.labels, microbatch.position, pass_index)
+                    fisher_cotangents(logits, own, microbatch.labels, microbatch.position, pass_index)
                     for own in settings
                 ]
                 add(recording, vectors, chunk_size)

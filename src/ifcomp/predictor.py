@@ -44,6 +44,7 @@ from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
+from ifcomp.precision import double_device
 from ifcomp.progress import track
 from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
@@ -73,8 +74,8 @@ DEFAULT_DAMPING = Relative(0.1)
 class IFComp:
     """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
 
-    Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64 on
-    the model's device.
+    Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64: on
+    the model's device if the model is in float64, otherwise on the CPU, because a device may lack float64.
 
     Example:
         >>> ifc = IFComp(model).fit(train_loader)
@@ -458,7 +459,8 @@ class IFComp:
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
-        return score_columns(evaluation, [batch], options)[name].to(evaluation.recorder.device, torch.float64)
+        device = double_device(evaluation.recorder.device, evaluation.recorder.dtype)
+        return score_columns(evaluation, [batch], options)[name].to(device, torch.float64)
 
     @property
     def _fitted(self) -> Factors:

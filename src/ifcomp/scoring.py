@@ -24,6 +24,7 @@ from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
 from ifcomp.microbatches import LabelUse, Microbatches, check_batch
+from ifcomp.precision import as_double
 from ifcomp.scores import DESCRIPTIONS
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class Microbatch:
 
     Attributes:
         batch: The examples.
-        logits: [B, K].
+        logits: [B, K] in float64.
         probability: ``softmax(beta * logits)`` in float64, [B, K].
         recording: The forward pass.
         evaluator: Evaluates quadratic and bilinear forms.
@@ -147,7 +148,7 @@ def evaluate(
         recording = recorder.record(batch)
         with recorder.computing():
             evaluator = FormEvaluator(factors, evaluation.weights, recording, chunk_size, cotangents)
-            logits = recording.logits.detach()
+            logits = as_double(recording.logits.detach(), recorder.dtype)
             return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
 
     with recorder.attached():
@@ -289,7 +290,7 @@ def _columns(evaluation: Evaluation, options: ScoreOptions, microbatch: Microbat
     """All columns of a microbatch, on the CPU."""
     batch = microbatch.batch
     expected = expected_influence(microbatch, options.probes, evaluation.factors.settings.seed)
-    log_probability = torch.log_softmax(evaluation.beta * microbatch.logits.double(), 1)
+    log_probability = torch.log_softmax(evaluation.beta * microbatch.logits, 1)
     columns = _input_columns(evaluation, options, microbatch, expected, log_probability)
     if batch.labels is not None:
         parametric = columns["parametric_complexity"]

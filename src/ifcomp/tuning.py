@@ -285,7 +285,7 @@ def _logits_and_labels(
     with torch.no_grad(), evaluating(model):
         device = next(model.parameters()).device
         for batch in as_batches(_batches(parts, "logits", progress)):
-            logits = run_model(model, batch.to(device)).double().cpu()
+            logits = run_model(model, batch.to(device)).cpu().double()
             all_logits.append(logits)
             all_labels.append(check_labels(batch, logits.shape[1]).cpu())
     if not all_logits:

@@ -17,7 +17,21 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ifcomp._version import __version__
-from ifcomp.cli import audit, bench, calibrate, demo, estimate, fit, ood, predict, prune, report, reproduce, score
+from ifcomp.cli import (
+    audit,
+    bench,
+    calibrate,
+    demo,
+    estimate,
+    fit,
+    ood,
+    predict,
+    prune,
+    report,
+    reproduce,
+    score,
+    selftest,
+)
 from ifcomp.cli.output import Outcome, print_message
 from ifcomp.errors import IfcompError
 
@@ -164,5 +178,6 @@ _register(as_command(calibrate.calibrate), calibrate.EPILOG)
 _register(as_command(predict.predict), predict.EPILOG)
 _register(as_command(prune.prune), prune.EPILOG)
 _register(as_command(report.report), report.EPILOG)
+_register(as_command(selftest.selftest), selftest.EPILOG)
 _register(as_command(reproduce.reproduce), reproduce.EPILOG)
 _register(bench.bench, bench.EPILOG)  # prints tables while it runs, so it returns no outcome

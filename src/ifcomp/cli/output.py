@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Exit code of a command whose gate was exceeded, such as ``--max-suspects``.
 GATE = 3
 
+#: Exit code of a self-test with a wrong result.
+FAILED = 1
+
 #: File formats of tables.
 TABLE_SUFFIXES = (".csv", ".parquet")
 
@@ -43,7 +46,7 @@ class Outcome:
         shown: Text and tables for the terminal.
         written: Description of each file that was written, by path.
         next_steps: Description of each command to run next.
-        exit_code: 0, or `GATE` if a gate was exceeded.
+        exit_code: 0, `GATE` if a gate was exceeded, or `FAILED`.
     """
 
     facts: Mapping[str, Any]

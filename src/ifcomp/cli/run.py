@@ -199,7 +199,7 @@ def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool)
     device = next(ifc.model.parameters()).device
     for batch in as_batches(track(source.batches(), "predicting", None if process_info().rank == 0 else False)):
         with torch.no_grad():
-            model.append(run_model(ifc.model, batch.to(device)).double().softmax(1).cpu())
+            model.append(run_model(ifc.model, batch.to(device)).cpu().double().softmax(1))
         inputs = batch.kwargs or batch.args[0]
         calibrated.append(ifc.predict_proba(inputs, alpha, keep_argmax=keep_argmax).cpu())
         if batch.labels is not None:

@@ -17,6 +17,7 @@ from ifcomp.blocks.block import Basis
 from ifcomp.curvature.labels import Cotangents
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
+from ifcomp.precision import as_double
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,7 @@ def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collectio
         second_moments: Sums of squared gradients by name.
         known: Names of blocks whose gradients are known to be rounding errors.
     """
-    sizes = {name: float(total.cpu().double().sum()) for name, total in second_moments.items()}
+    sizes = {name: float(as_double(total).sum()) for name, total in second_moments.items()}
     largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     for name, total in second_moments.items():
         if name in known or sizes[name] <= torch.finfo(total.dtype).eps ** 2 * largest:

@@ -12,6 +12,7 @@ from ifcomp.blocks.block import Basis
 from ifcomp.curvature.accumulation import CovarianceSums
 from ifcomp.distributed import run_distributed
 from ifcomp.errors import NonFiniteError
+from ifcomp.precision import as_double, as_type_of
 
 #: Jitter of the retries, relative to the mean of the diagonal.
 _JITTERS = (0.0, 1e-10, 1e-8, 1e-6)
@@ -59,7 +60,7 @@ def basis_tensors(bases: Sequence[Mapping[str, Basis]]) -> dict[str, Tensor]:
 def eigenvectors(name: str, matrices: Tensor) -> Tensor:
     """Eigenvectors of symmetric matrices [G, C, C] in columns, smallest eigenvalue first.
 
-    They are computed in float64 and returned in the precision of the matrices.
+    They are computed in float64 and returned in the precision and on the device of the matrices.
 
     Args:
         name: Name of the covariance, for messages.
@@ -72,13 +73,13 @@ def eigenvectors(name: str, matrices: Tensor) -> Tensor:
         raise NonFiniteError(
             f"The covariance of {_describe(name)} has a NaN or infinite entry. Scale the inputs, or use float64."
         )
-    double = matrices.double()
+    double = as_double(matrices)
     scale = double.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
     identity = torch.eye(double.shape[-1], dtype=double.dtype, device=double.device)
     for jitter in _JITTERS:
         try:
             vectors: Tensor = torch.linalg.eigh(double + jitter * scale * identity).eigenvectors
-            return vectors.to(matrices.dtype).contiguous()
+            return as_type_of(vectors, matrices).contiguous()
         except RuntimeError:  # LAPACK did not converge
             continue
     raise NonFiniteError(

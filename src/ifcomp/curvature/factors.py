@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ifcomp.blocks.block import Basis, FactorShapes
 from ifcomp.errors import NonFiniteError, SettingError
+from ifcomp.precision import as_double
 
 #: A direction has no curvature if its gradients are below this multiple of eps times the largest gradient.
 _ROUNDINGS = 128
@@ -125,7 +126,7 @@ class Factors:
     def damping_of(self, name: str, damping: Damping) -> float:
         """The absolute damping of a block in beta-free units."""
         if isinstance(damping, Relative):
-            return damping.multiple * float(self.blocks[name].second_moments.double().mean())
+            return damping.multiple * float(as_double(self.blocks[name].second_moments).mean())
         return float(damping)
 
     def effective_parameters(self, damping: Damping) -> float:
@@ -136,17 +137,17 @@ class Factors:
         total = 0.0
         for name, block in self.blocks.items():
             inverse = inverse_curvature(block.second_moments, self.damping_of(name, damping))
-            total += float((block.second_moments.double() * inverse).sum())
+            total += float((as_double(block.second_moments) * inverse).sum())
         return total
 
 
 def inverse_curvature(second_moments: Tensor, damping: float) -> Tensor:
-    """``1 / (Lambda + delta)`` in float64.
+    """``1 / (Lambda + delta)`` in float64; on the CPU unless the second moments are float64.
 
     Without damping it is the pseudo-inverse: 0 where the second moment is below the rounding error of a direction
     without curvature.
     """
-    moments = second_moments.double()
+    moments = as_double(second_moments)
     if damping > 0 or not moments.numel():
         return (moments + damping).reciprocal()
     rounding = _ROUNDINGS * torch.finfo(second_moments.dtype).eps

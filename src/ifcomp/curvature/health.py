@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ifcomp.curvature.factors import Damping, Factors, Relative, inverse_curvature
 from ifcomp.layers.coverage import Coverage
+from ifcomp.precision import as_double
 
 #: A layer depends on the damping if ten times the damping divides its influence by more than this; 10 is the maximum.
 FACTOR = 5.0
@@ -97,7 +98,7 @@ def with_health(coverage: Coverage, factors: Factors, damping: Damping) -> Fitte
         factors: The fitted curvature.
         damping: Damping of the scores.
     """
-    sizes = {name: float(block.second_moments.double().sum()) for name, block in factors.blocks.items()}
+    sizes = {name: float(as_double(block.second_moments).sum()) for name, block in factors.blocks.items()}
     largest = max(sizes.values(), default=0.0)
     health = tuple(_layer_health(factors, name, damping, size, largest) for name, size in sizes.items())
     counting = [name for name, size in sizes.items() if size and size >= FAINT * largest]
@@ -121,7 +122,7 @@ def damping_factor(second_moments: Tensor, damping: float) -> float:
 
 def _effective(second_moments: Tensor, damping: float) -> float:
     """``f(delta)``, the effective number of parameters of a layer."""
-    return float((second_moments.double() * inverse_curvature(second_moments, damping)).sum())
+    return float((as_double(second_moments) * inverse_curvature(second_moments, damping)).sum())
 
 
 def _suggest(factors: Factors, names: Sequence[str], damping: Damping) -> Damping:

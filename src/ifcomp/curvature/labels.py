@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.curvature.factors import FitSettings
+from ifcomp.precision import as_double
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Cotangents:
 
 def probabilities(logits: Tensor, beta: float) -> Tensor:
     """``softmax(beta * logits)`` in float64, [B, K]; uniform at beta = 0."""
-    return torch.softmax(beta * logits.detach().double(), dim=1)
+    return torch.softmax(beta * as_double(logits.detach()), dim=1)
 
 
 def label_residuals(probability: Tensor, labels: Tensor) -> Tensor:

@@ -16,6 +16,25 @@ from ifcomp.curvature.factors import Factors
 from ifcomp.curvature.labels import Cotangents, label_cotangents
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.recording import Recording
+from ifcomp.precision import as_double
+
+
+def sum_blocks(
+    values: Mapping[str, Tensor], weights: Mapping[str, Weights], shape: tuple[int, ...], like: Tensor
+) -> Tensor:
+    """Sum scaled forms over blocks in float64. All blocks are moved to the CPU at once, if they must be.
+
+    Args:
+        values: Forms of each block in units of its scale.
+        weights: Inverse curvature by block.
+        shape: Shape of a form.
+        like: A float64 tensor on the device of the result.
+    """
+    total = torch.zeros(shape, dtype=torch.float64, device=like.device)
+    if values:
+        for name, value in zip(values, as_double(torch.stack(list(values.values()))), strict=True):
+            total += value * weights[name].scale
+    return total
 
 
 class FormEvaluator:
@@ -48,17 +67,18 @@ class FormEvaluator:
     def bilinear(self, cotangents: Tensor) -> Tensor:
         """``v_c^T M v_d`` for cotangents [C, B, K], as [B, C, C] in float64. All C are stacked at once."""
         count, size = cotangents.shape[:2]
-        total = torch.zeros(size, count, count, dtype=torch.float64, device=cotangents.device)
-        for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks):
-            form = self._build(block, count, count)
-            total += form.bilinear(output_grads).double() * self._weights[block.name].scale
-        return total
+        values = {
+            block.name: self._build(block, count, count).bilinear(output_grads)
+            for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks)
+        }
+        return sum_blocks(values, self._weights, (size, count, count), cotangents)
 
     def _quadratic(self, cotangents: Tensor) -> Tensor:
-        total = torch.zeros(cotangents.shape[1], len(cotangents), dtype=torch.float64, device=cotangents.device)
-        for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks):
-            total += self._form(block).quadratic(output_grads).double() * self._weights[block.name].scale
-        return total
+        values = {
+            block.name: self._form(block).quadratic(output_grads)
+            for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks)
+        }
+        return sum_blocks(values, self._weights, (cotangents.shape[1], len(cotangents)), cotangents)
 
     def _form(self, block: Block) -> Form:
         """The form of a block; built once."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ifcomp.curvature.factors import Damping, Factors, inverse_curvature
+from ifcomp.precision import as_double, as_type_of
 
 #: Largest entry of scaled weights. It leaves a margin for squared gradients above and well-curved directions below.
 _LARGEST = 1e12
@@ -43,5 +44,5 @@ def _invert(second_moments: Tensor, damping: float) -> Weights:
     weights = inverse_curvature(second_moments, damping)
     largest = float(weights.max()) if weights.numel() else 0.0
     scale = max(largest / _LARGEST, 1.0)
-    condition = largest * float(second_moments.double().mean())
-    return Weights((weights / scale).to(second_moments.dtype), scale, condition)
+    condition = largest * float(as_double(second_moments).mean())
+    return Weights(as_type_of(weights / scale, second_moments), scale, condition)

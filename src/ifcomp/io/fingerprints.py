@@ -74,6 +74,10 @@ def short_digest(fingerprint: Mapping[str, str]) -> str:
 def tensor_checksums(model: nn.Module) -> list[tuple[int, int, complex]]:
     """Address, version counter and sum of every tensor of the model: a fast check for changes."""
     tensors = (*model.parameters(), *model.buffers())
-    sums = [value.detach().sum().to(tensors[0].device, torch.complex128) for value in tensors]
-    totals = torch.stack(sums).tolist()  # one synchronisation on a GPU
-    return [(value.data_ptr(), value._version, total) for value, total in zip(tensors, totals, strict=True)]
+    sums = [value.detach().sum() for value in tensors]
+    totals: dict[int, complex] = {}
+    for dtype in {total.dtype for total in sums}:  # one synchronisation per type on a GPU, which may lack complex128
+        places = [place for place, total in enumerate(sums) if total.dtype == dtype]
+        stacked = torch.stack([sums[place].to(tensors[0].device) for place in places])
+        totals |= zip(places, map(complex, stacked.cpu().tolist()), strict=True)
+    return [(value.data_ptr(), value._version, totals[place]) for place, value in enumerate(tensors)]

@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.layers.forward import run_model
-from ifcomp.layers.recording import check_half, half_scales
+from ifcomp.layers.recording import check_half, scale_for_half
+from ifcomp.precision import as_type_of
 
 
 def other_gradients(
@@ -36,8 +37,8 @@ def other_gradients(
     """
     if not names:
         return {}
-    scales = half_scales(cotangents, next(model.parameters()).dtype)
-    scaled = cotangents if scales is None else cotangents * scales.unsqueeze(-1)
+    first = next(model.parameters())
+    scaled, scales = scale_for_half(cotangents, first.dtype)
     with torch.inference_mode(False), torch.enable_grad():
         owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
         parameters: dict[str, Tensor] = {name: owned[name] for name in names}
@@ -45,7 +46,10 @@ def other_gradients(
     if scales is not None:
         check_half(gradients.values())
     flat = {name: value.detach().reshape(*cotangents.shape[:2], -1).to(dtype) for name, value in gradients.items()}
-    return flat if scales is None else {name: value / scales.to(dtype).unsqueeze(-1) for name, value in flat.items()}
+    if scales is None:
+        return flat
+    divisors = scales.to(dtype).to(first.device).unsqueeze(-1)
+    return {name: value / divisors for name, value in flat.items()}
 
 
 def _by_vmap_or_one_by_one(
@@ -76,7 +80,7 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
         lambda own: vmap(logits_of, (0, axes))(own, given),
         copies,
     )[1]
-    pulled = [pull_back(cotangent.to(next(iter(copies.values())).dtype))[0] for cotangent in cotangents]
+    pulled = [pull_back(as_type_of(cotangent, next(iter(copies.values()))))[0] for cotangent in cotangents]
     return {name: torch.stack([gradients[name] for gradients in pulled]) for name in parameters}
 
 
@@ -88,7 +92,7 @@ def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, c
         rows.append(
             [
                 torch.autograd.grad(
-                    logits[0], own, cotangent[index].to(logits.dtype), retain_graph=True, allow_unused=True
+                    logits[0], own, as_type_of(cotangent[index], logits), retain_graph=True, allow_unused=True
                 )
                 for cotangent in cotangents
             ]

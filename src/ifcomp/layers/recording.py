@@ -20,6 +20,7 @@ from ifcomp.errors import ModelError, NonFiniteError
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.scattered import Owners, find_owners
+from ifcomp.precision import as_double, as_type_of
 
 #: The largest entry of a cotangent is scaled to this power of two for a backward in float16, whose range is 2^-24 to
 #: 2^16.
@@ -131,8 +132,11 @@ class Recording:
         names = {block.name for block in blocks}
         layers = [layer for name, layer in self._layers.items() if name in names and name in self.calls]
         stacked: dict[str, Tensor] = {}
-        for index, cotangent in enumerate(cotangents):
-            grads = self.backward(cotangent, layers)
+        scaled, scales = scale_for_half(cotangents, self.backward_dtype)
+        vectors = as_type_of(scaled, self.logits)
+        divisors = None if scales is None else scales.to(self.dtype).to(self.logits.device)
+        for index, vector in enumerate(vectors):
+            grads = self._backward(vector, layers, None if divisors is None else divisors[index])
             for layer in layers:
                 grad = self.arrange(layer, grads)
                 if len(cotangents) == 1:
@@ -155,14 +159,16 @@ class Recording:
 
     def backward(self, cotangent: Tensor, layers: Sequence[Layer]) -> CallGrads:
         """Output gradients of every call of the layers for one cotangent [B, K]; one backward pass."""
+        scaled, scales = scale_for_half(cotangent, self.backward_dtype)
+        divisors = None if scales is None else scales.to(self.dtype).to(self.logits.device)
+        return self._backward(as_type_of(scaled, self.logits), layers, divisors)
+
+    def _backward(self, vector: Tensor, layers: Sequence[Layer], scales: Tensor | None) -> CallGrads:
+        """The same for a cotangent of the type of the logits, times scales."""
         if not layers:
             return CallGrads({}, None)
         edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
-        scales = half_scales(cotangent, self.backward_dtype)
-        scaled = cotangent if scales is None else cotangent * scales.unsqueeze(-1)
-        found = torch.autograd.grad(
-            self.logits, list(edges.values()), scaled.to(self.logits.dtype), retain_graph=True, allow_unused=True
-        )
+        found = torch.autograd.grad(self.logits, list(edges.values()), vector, retain_graph=True, allow_unused=True)
         if scales is not None:
             check_half(found)
         return CallGrads(dict(zip(edges, found, strict=True)), scales)
@@ -174,7 +180,7 @@ class Recording:
             grad = self._call_grad(call, grads)
             rows = self._by_example(layer, call, grad, layer.output_axes(grad)).to(self.dtype)
             if grads.scales is not None:
-                rows = rows / grads.scales.to(self.dtype).view(-1, *[1] * (rows.dim() - 1))
+                rows = rows / grads.scales.view(-1, *[1] * (rows.dim() - 1))
             parts.append(rows)
         return layer.output_grads(parts, self.inputs(layer.block))
 
@@ -249,16 +255,18 @@ def random_cotangent(logits: Tensor) -> Tensor:
     return torch.randn(logits.shape, generator=generator, device="cpu").to(logits)
 
 
-def half_scales(cotangents: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Powers of two by which cotangents [..., B, K] are multiplied for a backward in float16, [..., B].
+def scale_for_half(cotangents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Scaled cotangents [..., B, K] for a backward in float16, and their scales [..., B], which are powers of two.
 
     The residuals ``p - e_y`` of a confident model are below the range of float16. Examples are independent, so each has
-    its own scale. None for other precisions.
+    its own scale. For other precisions the cotangents are returned as they are, without scales.
     """
     if dtype != torch.float16:
-        return None
-    exponent = torch.frexp(cotangents.double().abs().amax(-1)).exponent
-    return torch.exp2((_HALF_EXPONENT - exponent).double())
+        return cotangents, None
+    double = as_double(cotangents)
+    exponent = torch.frexp(double.abs().amax(-1)).exponent
+    scales = torch.exp2((_HALF_EXPONENT - exponent).double())
+    return double * scales.unsqueeze(-1), scales
 
 
 def check_half(gradients: Iterable[Tensor | None]) -> None:

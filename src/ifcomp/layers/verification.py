@@ -28,6 +28,7 @@ from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, Verified
 from ifcomp.layers.recording import CallGrads, Recording, random_cotangent
 from ifcomp.layers.settling import first_axis_rows
+from ifcomp.precision import as_double
 
 #: Examples per comparison: more than two, so that few other axes have the same length.
 _EXAMPLES = 3
@@ -184,7 +185,7 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
     expected = _parameter_grads(model, names, recording.logits, cotangent)
     judge = _Judge(
         max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps),
-        max((float(grad.double().norm()) for grads in expected for grad in grads.values()), default=0.0),
+        max((float(as_double(grad).norm()) for grads in expected for grad in grads.values()), default=0.0),
     )
     with torch.no_grad():
         called = [layer for layer in layers if layer.name in recording.calls]
@@ -215,8 +216,8 @@ class _Error:
 
     @classmethod
     def between(cls, actual: Tensor, expected: Tensor) -> _Error:
-        truth = expected.double()
-        return cls(float((actual.double() - truth).norm()), float(truth.norm()))
+        truth = as_double(expected)
+        return cls(float((as_double(actual) - truth).norm()), float(truth.norm()))
 
 
 @dataclass(frozen=True)
@@ -384,5 +385,5 @@ def _parameter_grads(
 def _close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:
     """Equal up to a power of eps in the coarser precision, relative to the norm."""
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(truth.dtype).eps)
-    error, size = (float(part.double().norm()) for part in (value.double() - truth.double(), truth))
+    error, size = (float(part.norm()) for part in (as_double(value) - as_double(truth), as_double(truth)))
     return error <= float(precision**power) * size

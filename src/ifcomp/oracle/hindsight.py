@@ -21,6 +21,7 @@ from ifcomp.oracle.precondition import Preconditioner, check_preconditioner
 from ifcomp.oracle.results import Hindsight, assemble
 from ifcomp.oracle.settings import Settings
 from ifcomp.oracle.solve import Problem, solve
+from ifcomp.precision import as_double
 
 
 def hindsight(
@@ -113,7 +114,7 @@ def hindsight(
 def base_log_probabilities(model: nn.Module, batches: Iterable[Batch], beta: float = 1.0) -> Tensor:
     """Return ``log softmax(beta f(x))`` of the given model, [n, K] in float64, and check its outputs."""
     with torch.no_grad():
-        parts = [torch.log_softmax(beta * run_model(model, batch).double(), 1) for batch in batches]
+        parts = [torch.log_softmax(beta * as_double(run_model(model, batch)), 1) for batch in batches]
     if not parts:
         raise EmptyDataError("There is no example to train with: the inputs are empty.")
     return torch.cat(parts)

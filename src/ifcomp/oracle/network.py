@@ -15,6 +15,7 @@ from torch.func import functional_call
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_data, check_inputs
 from ifcomp.errors import EmptyDataError, ModelError
+from ifcomp.precision import as_double
 
 #: Number of examples per forward pass.
 MICROBATCH = 256
@@ -52,7 +53,7 @@ class Network:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         output: Any = functional_call(self.model, state | buffers, batch.args, batch.kwargs)
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
-        return torch.log_softmax(self.beta * logits.double(), 1)
+        return torch.log_softmax(self.beta * as_double(logits), 1)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}

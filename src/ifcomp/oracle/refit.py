@@ -21,6 +21,7 @@ from ifcomp.oracle.network import TrainingInputs, collect, digest, digest_model,
 from ifcomp.oracle.pairs import Pair, PairFile, train_pairs
 from ifcomp.oracle.results import Hindsight, assemble
 from ifcomp.oracle.settings import check_count, check_positive
+from ifcomp.precision import as_double
 
 
 @dataclass(frozen=True)
@@ -143,4 +144,4 @@ def _train(model: nn.Module, training: TrainingInputs, schedule: Schedule, devic
 
 def _log_probability(model: nn.Module, example: Batch, label: int) -> Tensor:
     with evaluating(model), torch.no_grad():
-        return torch.log_softmax(run_model(model, example).double(), 1)[0, label]
+        return torch.log_softmax(as_double(run_model(model, example)), 1)[0, label]

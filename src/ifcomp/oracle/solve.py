@@ -16,6 +16,7 @@ from ifcomp.oracle.network import Network, TrainingInputs
 from ifcomp.oracle.pairs import Pair
 from ifcomp.oracle.precondition import Preconditioner
 from ifcomp.oracle.settings import Settings
+from ifcomp.precision import as_double, as_type_of
 
 Array = NDArray[np.float64]
 
@@ -87,19 +88,19 @@ class _Descent:
     def _objective(self, z: Array) -> tuple[float, Array]:
         problem, settings = self.problem, self.problem.settings
         base = problem.network.base()
-        move = problem.root(torch.from_numpy(z).to(base))
+        move = problem.root(as_type_of(torch.from_numpy(z), base))
         theta = (base + move).requires_grad_()
         log_probability = problem.network.log_probabilities(theta, self.example)[0, self.label]
         value, gradient = _backward(-settings.alpha * log_probability, theta)
         gradient += settings.lam * move
-        value += settings.lam / 2 * float(move.double().square().sum())
+        value += settings.lam / 2 * float(as_double(move).square().sum())
         for microbatch, log_base in self.working_set:
             divergence = kl_divergences(log_base, problem.network.log_probabilities(theta, microbatch)).sum()
             term, term_gradient = _backward(divergence, theta)
             value, gradient = value + term, gradient + term_gradient
         self._last = _Iterate(value, float(log_probability.detach()), float(gradient.norm()))
         self.trace = self.trace or [self._last]
-        return value, problem.root(gradient).double().cpu().numpy()
+        return value, problem.root(gradient).cpu().double().numpy()
 
 
 def solve(problem: Problem, example: Batch, label: int) -> Pair:
@@ -121,7 +122,9 @@ def solve(problem: Problem, example: Batch, label: int) -> Pair:
         z = descent.run(z, settings.max_iterations - steps)
         trace += descent.trace
         steps += max(1, len(descent.trace) - 1)
-        omitted = _divergences(problem, base + problem.root(torch.from_numpy(z).to(base))).masked_fill(working, 0.0)
+        omitted = _divergences(problem, base + problem.root(as_type_of(torch.from_numpy(z), base))).masked_fill(
+            working, 0.0
+        )
         criterion = max(descent.recent_change(), float(omitted.sum()))
         working = working | _largest(omitted, settings.tolerance / 2)
     start, end = trace[0], trace[-1]
