@@ -218,20 +218,20 @@ class FitPasses:
         labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
 
         def step(microbatch: Batch, chunk_size: int) -> int:
-            recording = recorder.record(microbatch)
-            with recorder.computing():
-                vectors = [
-                    fisher_cotangents(recording.logits, own, microbatch.labels, microbatch.position, pass_index)
-                    for own in settings
-                ]
-                add(recording, vectors, chunk_size)
+            with recorder.attached():
+                recording = recorder.record(microbatch)
+                with recorder.computing():
+                    vectors = [
+                        fisher_cotangents(recording.logits, own, microbatch.labels, microbatch.position, pass_index)
+                        for own in settings
+                    ]
+                    add(recording, vectors, chunk_size)
             return microbatch.size
 
-        with recorder.attached():
-            for batch in shard_batches(self._work.remaining_batches(batches)):
-                checked = check_batch(batch, recorder.num_classes, labels)
-                for size in microbatches.run(checked, self.cotangents, step):
-                    count += size
+        for batch in shard_batches(self._work.remaining_batches(batches)):
+            checked = check_batch(batch, recorder.num_classes, labels)
+            for size in microbatches.run(checked, self.cotangents, step):
+                count += size
 
 
 def _counter(recorder: Recorder) -> Tensor:

@@ -111,13 +111,14 @@ class Microbatches:
         Raises:
             MemoryLimitError: If one example with one cotangent at a time exceeds the limit.
         """
-        peaks = self.peaks.setdefault(_shape_key(batch, cotangents, work), {})
+        key = _shape_key(batch, cotangents, work)
+        peaks = self.peaks.setdefault(key, {})
         start = 0
         while (trial := self._next_trial(peaks, batch.size - start, cotangents)) is not None:
             examples, chunk_size = trial
             with measured_peak(self.device) as peak:
                 result = step(batch.select(slice(start, start + examples)).to(self.device), chunk_size)
-            peaks[_trial_key(trial)] = peak.size
+            peaks = self.peaks[key] = {**peaks, _trial_key(trial): peak.size}  # other threads may read the old one
             self._check(peaks)
             if not self._repeat:
                 start += examples

@@ -42,6 +42,7 @@ from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.threads import exclusive
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.progress import track
@@ -122,7 +123,8 @@ class IFComp:
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
         self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
-        self._inventory = take_inventory(model, self._selection)
+        with exclusive(model):
+            self._inventory = take_inventory(model, self._selection)
         self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
         self._recorder: Recorder | None = None
         self._fingerprint: dict[str, str] = {}
@@ -445,16 +447,18 @@ class IFComp:
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
-        factors = self._fitted
-        damping = self.damping if damping is None else check_damping(damping)
-        if first.size == 0:
-            raise EmptyDataError("There is no example to score: the inputs are empty.")
-        if self._recorder is None:
-            self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
-        kept = self._evaluated
-        if kept is None or kept.recorder is not self._recorder or (kept.factors, kept.damping) != (factors, damping):
-            self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
-        return kept
+        with exclusive(self.model):  # factors and recorder of one fit
+            factors = self._fitted
+            damping = self.damping if damping is None else check_damping(damping)
+            if first.size == 0:
+                raise EmptyDataError("There is no example to score: the inputs are empty.")
+            if self._recorder is None:
+                self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
+            kept = self._evaluated
+            fits = kept is not None and kept.recorder is self._recorder
+            if kept is None or not fits or (kept.factors, kept.damping) != (factors, damping):
+                self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
+            return kept
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -464,14 +468,15 @@ class IFComp:
     def _fitted(self) -> Factors:
         if self.factors is None:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        checksums = tensor_checksums(self.model)
-        if checksums != self._checksums:
-            check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                self._checksums = checksums  # values were rewritten but did not change
-                return self.factors
-            self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
-        return self.factors
+        with exclusive(self.model):
+            checksums = tensor_checksums(self.model)
+            if checksums != self._checksums:
+                check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+                if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
+                    self._checksums = checksums  # values were rewritten but did not change
+                    return self.factors
+                self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
+            return self.factors
 
     def _receive(
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
@@ -509,8 +514,9 @@ def fit_together(
     lead = predictors[0]
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
-    inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
-    digests = fingerprint(lead.model)
+    with exclusive(lead.model):
+        inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
+        digests = fingerprint(lead.model)
     recorder, fits = fit_factors(
         lead.model,
         inventory,
@@ -522,9 +528,10 @@ def fit_together(
         checkpoint=checkpoint,
         progress=progress,
     )
-    for predictor, factors in zip(predictors, fits, strict=True):
-        predictor._inventory, predictor._recorder = inventory, recorder
-        predictor._adopt(factors, digests, recorder.layouts)
+    with exclusive(lead.model):
+        for predictor, factors in zip(predictors, fits, strict=True):
+            predictor._inventory, predictor._recorder = inventory, recorder
+            predictor._adopt(factors, digests, recorder.layouts)
 
 
 def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:

@@ -282,12 +282,12 @@ def _logits_and_labels(
     """Return the logits [N, K] in float64 and the labels [N] of all parts."""
     _check_reiterable(parts)
     all_logits, all_labels = [], []
-    with torch.no_grad(), evaluating(model):
-        device = next(model.parameters()).device
-        for batch in as_batches(_batches(parts, "logits", progress)):
+    device = next(model.parameters()).device
+    for batch in as_batches(_batches(parts, "logits", progress)):
+        with torch.no_grad(), evaluating(model):
             logits = run_model(model, batch.to(device)).double().cpu()
-            all_logits.append(logits)
-            all_labels.append(check_labels(batch, logits.shape[1]).cpu())
+        all_logits.append(logits)
+        all_labels.append(check_labels(batch, logits.shape[1]).cpu())
     if not all_logits:
         raise EmptyDataError("Tuning needs at least one held-out example, but the data is empty.")
     return torch.cat(all_logits), torch.cat(all_labels)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch
 from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
+from ifcomp.layers.modes import PlainAttention, has_fast_path
+from ifcomp.layers.threads import exclusive
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -31,11 +34,21 @@ def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules in eval mode. On exit, restore their modes and the weights of embeddings with ``max_norm``."""
+    """Put all modules in eval mode, exclusively for this thread.
+
+    On exit, restore their modes, their buffers and the weights of embeddings with ``max_norm``.
+    """
+    with exclusive(model), _modes_kept(model), _buffers_kept(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the modes of all modules, and the weights of embeddings that renormalise them in the forward pass."""
     training = [module for module in model.modules() if module.training]
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
-    model.eval()
     try:
         yield
     finally:
@@ -43,6 +56,37 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
         for embedding, weight in kept:
             embedding.weight.detach().copy_(weight)
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore buffers that a forward pass changes, such as counters of calls.
+
+    A buffer that grew is kept: it is a cache, and attributes of the module may describe its new size.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        kept = [
+            (module, name, value, value._version, value.clone())
+            for module in set(model.modules())
+            for name, value in module.named_buffers(recurse=False)
+            if not value.is_inference()
+        ]
+    try:
+        yield
+    finally:
+        with torch.inference_mode(False), torch.no_grad():
+            for module, name, value, version, content in kept:
+                current = getattr(module, name, None)
+                if isinstance(current, Tensor) and current is not value and current.shape == value.shape:
+                    setattr(module, name, value)
+                if value._version != version:
+                    value.copy_(content)
+
+
+def call_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a model on its inputs, without the fast path of PyTorch's transformers."""
+    with PlainAttention() if has_fast_path(model) else nullcontext():
+        return model(*args, **kwargs)
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
@@ -55,7 +99,7 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """
     where = batch.name
     try:
-        output = model(*batch.args, **batch.kwargs)
+        output = call_model(model, batch.args, batch.kwargs)
     except RuntimeError as error:
         given = {value.dtype for value in batch.tensors() if value.is_floating_point()}
         needed = {value.dtype for value in model.parameters() if value.is_floating_point()}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.data.batches import Batch, map_tensors
-from ifcomp.layers.forward import run_model
+from ifcomp.layers.forward import call_model, run_model
+from ifcomp.layers.modes import Substitution
 from ifcomp.layers.recording import check_half, half_scales
+from ifcomp.layers.threads import SharedContext
 
 
 def other_gradients(
@@ -46,10 +49,19 @@ def other_gradients(
     return flat if scales is None else {name: value / scales.to(dtype).unsqueeze(-1) for name, value in flat.items()}
 
 
+@contextmanager
+def _batched_operations() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
+
+
+_BATCHED = SharedContext(_batched_operations)
+
+
 def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
-            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        with _BATCHED:
             return _by_vmap(model, parameters, batch, cotangents)
     except (RuntimeError, NotImplementedError):
         return _one_by_one(model, parameters, batch, cotangents)
@@ -58,11 +70,14 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, co
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     given = list(batch.tensors())
     axes = [_axis(value, batch.size) for value in given]
+    unused: list[Tensor] = []
 
     def logits_of(own: dict[str, Tensor], tensors: list[Tensor]) -> Tensor:
         alone = iter([_alone(value, axis) for value, axis in zip(tensors, axes, strict=True)])
         args, kwargs = map_tensors(lambda _: next(alone), (batch.args, batch.kwargs))
-        output = functional_call(model, own, args, kwargs)
+        with Substitution(parameters.values(), [own[name] for name in parameters]) as substitution:
+            output = call_model(model, args, kwargs)
+        unused.extend(substitution.unused.values())
         return (output if isinstance(output, Tensor) else output.logits)[0]
 
     copies = {name: value.detach().expand(batch.size, *value.shape) for name, value in parameters.items()}
@@ -70,8 +85,17 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
         lambda own: vmap(logits_of, (0, axes))(own, given),
         copies,
     )[1]
+    if unused and _depends(model, batch.select(slice(0, 1)), unused):
+        raise RuntimeError("Scripted code uses a parameter, which cannot be substituted there.")
     pulled = [pull_back(cotangent.to(next(iter(copies.values())).dtype))[0] for cotangent in cotangents]
     return {name: torch.stack([gradients[name] for gradients in pulled]) for name in parameters}
+
+
+def _depends(model: nn.Module, batch: Batch, parameters: Sequence[Tensor]) -> bool:
+    """Whether the logits depend on any of the parameters."""
+    logits = run_model(model, batch)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True) if logits.requires_grad else ()
+    return any(gradient is not None for gradient in gradients)
 
 
 def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
