@@ -24,7 +24,7 @@ from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_f
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_data, check_not_shuffled
+from ifcomp.data.checks import check_data, check_label_form, check_not_shuffled
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
@@ -87,6 +87,7 @@ def fit_factors(
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        check_label_form(first)
         recorder = verified_recorder(model, inventory, first, selection.layers)
         work = NO_CHECKPOINT
         if checkpoint is not None:
@@ -215,7 +216,7 @@ class FitPasses:
     def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor) -> None:
         """Record all batches in microbatches and add each to the accumulators."""
         recorder, settings, microbatches = self._recorder, self._settings, self.microbatches[pass_index]
-        labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
+        labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "optional"
 
         def step(microbatch: Batch, chunk_size: int) -> int:
             with recorder.attached():

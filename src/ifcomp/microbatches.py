@@ -38,7 +38,7 @@ _MIN_GROWTH = 1.5
 #: Examples and cotangents at once of a measured microbatch.
 Trial = tuple[int, int]
 
-LabelUse = Literal["needed", "optional", "unused"]
+LabelUse = Literal["needed", "optional"]
 
 
 def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
@@ -47,13 +47,13 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
     Args:
         batch: The batch.
         num_classes: K.
-        labels: Whether labels are needed, used if they are there, or not used.
+        labels: Whether labels are needed. Labels that are not needed are validated too, since they show what the model
+            was trained for.
     """
     check_inputs(batch)
-    is_target = labels == "unused" and batch.labels is not None and batch.labels.is_floating_point()
-    if labels == "needed" or (batch.labels is not None and not is_target):
+    if labels == "needed" or batch.labels is not None:
         return replace(batch, labels=check_labels(batch, num_classes))
-    return replace(batch, labels=None)
+    return batch
 
 
 class Microbatches:

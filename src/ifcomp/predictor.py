@@ -20,7 +20,7 @@ from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batch, as_batches
-from ifcomp.data.checks import check_data, check_labels, check_not_shuffled, warn_if_shuffled
+from ifcomp.data.checks import check_data, check_label_form, check_labels, check_not_shuffled, warn_if_shuffled
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
@@ -160,7 +160,7 @@ class IFComp:
 
         Args:
             data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
-                integer labels are validated in any case.
+                labels are validated in any case.
             max_memory: Memory limit of tensors beside model and data, in bytes or as ``"8GB"``. Results are the same up
                 to rounding. None uses microbatches of moderate size and requires only that the factors fit in memory.
             checkpoint: Saves the accumulators from time to time. After a kill the same call resumes and gives the same
@@ -319,6 +319,7 @@ class IFComp:
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
+        check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Damping, check_number
 from ifcomp.data.batches import as_batch, as_batches
-from ifcomp.data.checks import check_data, check_labels
+from ifcomp.data.checks import check_data, check_label_form, check_labels
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
@@ -284,6 +284,7 @@ def _logits_and_labels(
     all_logits, all_labels = [], []
     device = next(model.parameters()).device
     for batch in as_batches(_batches(parts, "logits", progress)):
+        check_label_form(batch)
         with torch.no_grad(), evaluating(model):
             logits = run_model(model, batch.to(device)).double().cpu()
         all_logits.append(logits)
