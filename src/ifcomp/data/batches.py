@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,11 @@ class Batch:
     def position(self) -> int:
         """Index of the first example in the data."""
         return self.start + self.offset
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs without labels, in a form that `as_batch` takes."""
+        return self.kwargs or (self.args[0] if isinstance(self.args[0], Tensor) else self.args)
 
     def tensors(self) -> Iterator[Tensor]:
         """Iterate over all input tensors, including those nested in lists, tuples and dicts."""
@@ -111,8 +116,11 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     """Convert one item of a loader, or the inputs of a scoring call.
 
     Args:
-        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label.
-        labels: Labels that replace those of the item.
+        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label. x is a tensor, or
+            a list or tuple of inputs: for ``((x, z), y)`` and ``((x, z),)`` the model is called as ``model(x, z)`` if
+            its ``forward`` takes several inputs, else as ``model((x, z))``. Inputs are arguments without a default, or
+            with the default None unless annotated as no tensor. Lists and tuples in mappings are passed as they are.
+        labels: Labels that replace those of a mapping. A list or tuple ``(x, z)`` then contains inputs only.
         name: Name of the batch in messages.
 
     Raises:
@@ -125,6 +133,9 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     if isinstance(item, Mapping):
         kwargs = {str(key): value for key, value in item.items() if key != LABEL_KEY}
         item_labels = item.get(LABEL_KEY)
+    elif isinstance(item, list | tuple) and labels is not None and len(item) > 1:
+        _check_no_labels(item, name)
+        args = (item,)
     elif isinstance(item, list | tuple) and len(item) in (1, 2):
         args = (item[0],)
         item_labels = item[1] if len(item) == 2 else None
@@ -134,7 +145,8 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
         length = f" of length {len(item)}" if isinstance(item, list | tuple) else ""
         raise DataError(
             f"{name}: a batch must be a tensor x, (x,), (x, y) or a dict of keyword inputs with '{LABEL_KEY}', "
-            f"but is a {type(item).__name__}{length}. For a model with several inputs yield dicts."
+            f"but is a {type(item).__name__}{length}. For a model with several inputs yield dicts or "
+            "((x, z), y)."
         )
     size = _batch_size((args, kwargs), name)
     return Batch(args, kwargs, _as_labels(item_labels if labels is None else labels, name), size, name)
@@ -159,6 +171,16 @@ def _batch_size(inputs: Any, name: str) -> int:
             "examples."
         )
     return Counter(lengths).most_common(1)[0][0]
+
+
+def _check_no_labels(item: Sequence[Any], name: str) -> None:
+    """Raise DataError if the last of several inputs could be labels."""
+    last = item[-1]
+    if len(item) == 2 and isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point():
+        raise DataError(
+            f"{name}: labels are given beside (x, z), where z could be labels too. Give x alone, ((x, z),) for a model "
+            "with two inputs, or a dict."
+        )
 
 
 def _as_labels(labels: Any, name: str) -> Tensor | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import Parameter, signature
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from ifcomp.data.batches import Batch
 from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
 from ifcomp.layers.modes import PlainAttention, has_fast_path
 from ifcomp.layers.threads import exclusive
+
+#: Annotations of an input that is a list or tuple itself.
+_SEQUENCE = re.compile(r"(typing\.|collections\.abc\.)?(list|tuple|sequence|iterable)\b", re.IGNORECASE)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -84,9 +90,41 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def call_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a model on its inputs, without the fast path of PyTorch's transformers."""
+    """Call a model on its inputs, without the fast path of PyTorch's transformers.
+
+    A single list or tuple is unpacked if ``forward`` takes several inputs; see `ifcomp.data.batches.as_batch`.
+    """
+    if len(args) == 1 and type(args[0]) in (list, tuple) and _takes(model, len(args[0])):
+        args = args[0]
     with PlainAttention() if has_fast_path(model) else nullcontext():
         return model(*args, **kwargs)
+
+
+def _takes(model: nn.Module, count: int) -> bool:
+    """Whether ``forward`` takes several inputs, and ``count`` of them."""
+    try:
+        parameters = list(signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # no Python function
+        return False
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if positional and _SEQUENCE.match(str(positional[0].annotation)):
+        return False
+    required = sum(parameter.default is Parameter.empty for parameter in positional)
+    inputs = list(takewhile(_is_input, positional))
+    return len(inputs) > 1 and required <= count <= len(inputs)
+
+
+def _is_input(parameter: Parameter) -> bool:
+    """Whether a parameter of ``forward`` is an input: it has no default, or the default None of an optional tensor."""
+    if parameter.default is not None:
+        return parameter.default is Parameter.empty
+    return parameter.annotation is Parameter.empty or "Tensor" in str(parameter.annotation)
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
