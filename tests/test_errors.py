@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -340,6 +341,52 @@ def test_layers_still_means_a_layer_whose_rule_does_not_hold(
 ) -> None:
     ifc = IFComp(seeded(make)(), layers=layers).fit([x])
     assert {row.name for row in ifc.coverage.rows if row.covered} == covered
+
+
+class Nested(nn.Module):
+    """A frozen layer, a parameter without a rule, a layer whose rule does not hold, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.inner, self.scale = nn.Linear(4, 4), UsedTwice(), nn.Parameter(torch.ones(4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.frozen(x) * self.scale).unsqueeze(1)
+        return self.inner(self.attention(h, h, h)[0].squeeze(1))
+
+
+@pytest.mark.parametrize("make", [Nested, lambda: nn.Linear(4, 3), UsedTwice])
+def test_layers_accepts_every_name_of_the_coverage(make: Callable[[], nn.Module]) -> None:
+    whole = IFComp(seeded(make)()).fit([X])
+    for printed in (IFComp(seeded(make)()).coverage, whole.coverage):
+        for row in printed.rows:
+            if not row.covered:
+                with pytest.raises(SettingError, match="frozen"):
+                    IFComp(seeded(make)(), layers=row.name)
+                continue
+            ifc = IFComp(seeded(make)(), layers=[row.name]).fit([X])
+            assert row.name in {other.name for other in ifc.coverage.rows if other.covered} | {"inner.head", "head"}
+            assert {other.name for other in ifc.coverage.rows} == {other.name for other in whole.coverage.rows}
+            for other in ifc.coverage.rows:
+                if other.treatment == "not in layers=":
+                    IFComp(seeded(make)(), layers=[other.name]).fit([X])
+
+
+def test_a_demoted_parameter_is_selected_alone(tmp_path: Path) -> None:
+    ifc = IFComp(seeded(UsedTwice)(), layers=["head.weight"]).fit([X])
+    assert [row.name for row in ifc.coverage.rows if row.covered] == ["head.weight"]
+    ifc.save(tmp_path / "fit.safetensors")
+    loaded = IFComp.load(tmp_path / "fit.safetensors", seeded(UsedTwice)())
+    assert torch.equal(loaded.influence(X), ifc.influence(X))
+
+
+def test_frozen_layers_are_named() -> None:
+    for layers in ("frozen", "frozen.*", "frozen.bias"):
+        with pytest.raises(SettingError, match=r"not covered: .*frozen\.bias \(frozen\)"):
+            IFComp(seeded(Nested)(), layers=layers)
+    assert IFComp(seeded(Nested)(), layers="*").coverage.covered
 
 
 # Labels -------------------------------------------------------------------------------------------------------------
