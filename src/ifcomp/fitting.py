@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -230,7 +230,7 @@ class FitPasses:
             return microbatch.size
 
         for batch in shard_batches(self._work.remaining_batches(batches)):
-            checked = check_batch(batch, recorder.num_classes, labels)
+            checked = replace(check_batch(batch, recorder.num_classes, labels), shared=recorder.shared)
             for size in microbatches.run(checked, self.cotangents, step):
                 count += size
 

@@ -193,7 +193,7 @@ def _trials(peaks: Mapping[str, int]) -> dict[Trial, int]:
 def _shape_key(batch: Batch, cotangents: int, work: str = "") -> str:
     """The work, and the shapes and types of one example of a batch."""
     shapes = [
-        f"{list(value.shape[1:] if value.dim() and len(value) == batch.size else value.shape)} {value.dtype}"
-        for value in batch.tensors()
+        f"{list(value.shape[1:] if has_axis else value.shape)} {value.dtype}"
+        for value, has_axis in zip(batch.tensors(), batch.batched().values(), strict=True)
     ]
     return "; ".join([*batch.kwargs, *shapes, f"{cotangents} cotangents", *filter(None, [work])])

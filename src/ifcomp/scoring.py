@@ -152,7 +152,7 @@ def evaluate(
                 return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
 
     for batch in batches:
-        checked = check_batch(batch, factors.num_classes, labels)
+        checked = replace(check_batch(batch, factors.num_classes, labels), shared=recorder.shared)
         yield from evaluation.microbatches.run(checked, cotangents, record_and_run, work)
 
 

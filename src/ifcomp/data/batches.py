@@ -29,6 +29,8 @@ class Batch:
         name: Name of the loader's batch in messages.
         offset: Index of the first example within the loader's batch.
         start: Number of examples in the loader's earlier batches.
+        shared: Names of input tensors without a batch axis, as `named_tensors` gives them. Of the other tensors, those
+            with B entries have a batch axis.
     """
 
     args: tuple[Any, ...]
@@ -38,6 +40,7 @@ class Batch:
     name: str = "batch 0"
     offset: int = 0
     start: int = 0
+    shared: frozenset[str] = frozenset()
 
     @property
     def position(self) -> int:
@@ -53,17 +56,26 @@ class Batch:
         """Iterate over all input tensors, including those nested in lists, tuples and dicts."""
         return iter_tensors((self.args, self.kwargs))
 
+    def batched(self) -> dict[str, bool]:
+        """Whether each input tensor has a batch axis, by name, in the order of `tensors`."""
+        return {
+            name: bool(value.dim()) and len(value) == self.size and name not in self.shared
+            for name, value in named_tensors((self.args, self.kwargs))
+        }
+
     def select(self, index: slice | Tensor) -> Batch:
         """Return the examples at ``index``. Inputs without a batch axis are kept unchanged."""
+        batched = iter(self.batched().values())
 
         def pick(value: Tensor) -> Tensor:
-            return value[index] if value.dim() and len(value) == self.size else value
+            return value[index] if next(batched) else value
 
         positions = range(self.size)[index] if isinstance(index, slice) else index.tolist()
+        args, kwargs = map_tensors(pick, (self.args, self.kwargs))
         return replace(
             self,
-            args=map_tensors(pick, self.args),
-            kwargs=map_tensors(pick, self.kwargs),
+            args=args,
+            kwargs=kwargs,
             labels=None if self.labels is None else self.labels[index],
             size=len(positions),
             offset=self.offset + (positions[0] if len(positions) else 0),
@@ -112,6 +124,16 @@ def iter_tensors(value: Any) -> Iterator[Tensor]:
     return iter(tensors)
 
 
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the tensors of `iter_tensors` with unique names made of keys and positions."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | tuple) or type(value) is list:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from named_tensors(item, f"{name}/{key}")
+
+
 def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     """Convert one item of a loader, or the inputs of a scoring call.
 
@@ -148,8 +170,8 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
             f"but is a {type(item).__name__}{length}. For a model with several inputs yield dicts or "
             "((x, z), y)."
         )
-    size = _batch_size((args, kwargs), name)
-    return Batch(args, kwargs, _as_labels(item_labels if labels is None else labels, name), size, name)
+    targets = _as_labels(item_labels if labels is None else labels, name)
+    return Batch(args, kwargs, targets, _batch_size((args, kwargs), targets, name), name)
 
 
 def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
@@ -162,14 +184,19 @@ def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
             start += batch.size
 
 
-def _batch_size(inputs: Any, name: str) -> int:
-    """Return the most frequent length of the input tensors, since an input may have no batch axis."""
+def _batch_size(inputs: Any, labels: Tensor | None, name: str) -> int:
+    """Return the number of labels, or the most frequent length of the input tensors: an input may have no batch axis.
+
+    Without an input of the length of the labels they do not belong to the inputs.
+    """
     lengths = [len(value) for value in iter_tensors(inputs) if value.dim()]
     if not lengths:
         raise DataError(
             f"{name}: no input tensor with a batch axis. Convert arrays and lists with torch.as_tensor and stack the "
             "examples."
         )
+    if labels is not None and labels.dim() and len(labels) in lengths:
+        return len(labels)
     return Counter(lengths).most_common(1)[0][0]
 
 

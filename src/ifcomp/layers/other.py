@@ -69,7 +69,7 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, co
 
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     given = list(batch.tensors())
-    axes = [_axis(value, batch.size) for value in given]
+    axes = [0 if has_axis else None for has_axis in batch.batched().values()]
     unused: list[Tensor] = []
 
     def logits_of(own: dict[str, Tensor], tensors: list[Tensor]) -> Tensor:
@@ -119,10 +119,6 @@ def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, c
         ]
         found[name] = torch.stack([torch.stack(column) for column in gradients])  # type: ignore[arg-type]
     return found
-
-
-def _axis(value: Tensor, size: int) -> int | None:
-    return 0 if value.dim() and len(value) == size else None
 
 
 def _alone(value: Tensor, axis: int | None) -> Tensor:

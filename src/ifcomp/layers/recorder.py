@@ -31,7 +31,12 @@ class Recorder:
     """
 
     def __init__(
-        self, model: nn.Module, inventory: Inventory, layouts: Mapping[str, Layout], num_classes: int = 0
+        self,
+        model: nn.Module,
+        inventory: Inventory,
+        layouts: Mapping[str, Layout],
+        num_classes: int = 0,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
         """Prepare; the model is not touched yet.
 
@@ -40,8 +45,10 @@ class Recorder:
             inventory: Its blocks.
             layouts: Batch axis of every layer that was called on the verified examples.
             num_classes: K, the number of logits.
+            shared: Names of inputs without a batch axis; see `Batch.shared`.
         """
         self.model, self.inventory, self.layouts, self.num_classes = model, inventory, layouts, num_classes
+        self.shared = shared
         self.device = next(model.parameters()).device
         self.dtype = working_dtype(model)
         self._recording: Recording | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ifcomp.data.batches import Batch
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.forward import run_model
+from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
@@ -102,11 +103,13 @@ def verified_recorder(
         layers: None for all; ``"last"``; or names and shell-style patterns.
         likely: Layouts to try first, from an earlier verification.
     """
-    verified = verify(model, inventory, batch, likely)
+    check_inputs(batch)
+    shared = shared_inputs(model, batch)
+    verified = verify(model, inventory, replace(batch, shared=shared), likely)
     selected = verified.inventory
     if layers is not None:
         selected = selected.keep(inventory.select(layers, verified.order))
-    return Recorder(model, selected, verified.layouts, verified.num_classes)
+    return Recorder(model, selected, verified.layouts, verified.num_classes, shared)
 
 
 def _compare(
@@ -134,8 +137,8 @@ def _compare(
 def _example_groups(batch: Batch) -> Iterator[Batch]:
     """A few examples at a time, large inputs first: a blank input has no gradient, and every layout would fit."""
     sizes = torch.zeros(batch.size, device="cpu")
-    for value in batch.tensors():
-        if value.is_floating_point() and value.dim() and len(value) == batch.size:
+    for value, has_axis in zip(batch.tensors(), batch.batched().values(), strict=True):
+        if value.is_floating_point() and has_axis:
             sizes += value.detach().reshape(batch.size, -1).norm(dim=1).float().cpu()
     order = sizes.argsort(descending=True, stable=True)
     for first in range(0, min(batch.size, _ATTEMPTS * _EXAMPLES), _EXAMPLES):
