@@ -324,6 +324,23 @@ class ScaledLinear(nn.Linear):
         return functional.linear(x, 2.0 * self.weight, self.bias)
 
 
+class Counting(nn.Module):
+    """Counts its calls and examples in buffers: in place, and by a new tensor."""
+
+    def __init__(self) -> None:
+        """Two layers, a parameter without a rule and the counters."""
+        super().__init__()
+        self.first, self.scale, self.head = nn.Linear(4, 5), nn.Parameter(torch.ones(5)), nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("examples", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        self.calls += 1
+        self.examples = self.examples + len(x)
+        return self.head(torch.tanh(self.first(x)) * self.scale)
+
+
 class Tied(nn.Module):
     """Two Linear that share a weight, each with its own bias."""
 
@@ -875,6 +892,7 @@ USE_CASES = [
         freeze=("0.weight",),
     ),
     layer_case("frozen_bias", lambda: nn.Linear(4, 5), (4,), 5, weight("0", bias=False), freeze=("0.bias",)),
+    Case("counting", seeded(Counting), normal(4), 3, (weight("first"), weight("head")), ("scale",)),
     Case("tied", seeded(Tied), normal(4), 3, (weight("head"),), ("first.weight", "first.bias", "second.bias")),
     Case(
         "class_token",

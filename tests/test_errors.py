@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from ifcomp.errors import (
     SettingError,
     UncoveredParametersError,
 )
+from ifcomp.estimation import estimate
+from ifcomp.tuning import fit_auto
 
 NAN, INF = math.nan, math.inf
 
@@ -340,19 +343,85 @@ def test_layers_still_means_a_layer_whose_rule_does_not_hold(
     assert {row.name for row in ifc.coverage.rows if row.covered} == covered
 
 
+class Nested(nn.Module):
+    """A frozen layer, a parameter without a rule, a layer whose rule does not hold, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.inner, self.scale = nn.Linear(4, 4), UsedTwice(), nn.Parameter(torch.ones(4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.frozen(x) * self.scale).unsqueeze(1)
+        return self.inner(self.attention(h, h, h)[0].squeeze(1))
+
+
+@pytest.mark.parametrize("make", [Nested, lambda: nn.Linear(4, 3), UsedTwice])
+def test_layers_accepts_every_name_of_the_coverage(make: Callable[[], nn.Module]) -> None:
+    whole = IFComp(seeded(make)()).fit([X])
+    for printed in (IFComp(seeded(make)()).coverage, whole.coverage):
+        for row in printed.rows:
+            if not row.covered:
+                with pytest.raises(SettingError, match="frozen"):
+                    IFComp(seeded(make)(), layers=row.name)
+                continue
+            ifc = IFComp(seeded(make)(), layers=[row.name]).fit([X])
+            assert row.name in {other.name for other in ifc.coverage.rows if other.covered} | {"inner.head", "head"}
+            assert {other.name for other in ifc.coverage.rows} == {other.name for other in whole.coverage.rows}
+            for other in ifc.coverage.rows:
+                if other.treatment == "not in layers=":
+                    IFComp(seeded(make)(), layers=[other.name]).fit([X])
+
+
+def test_a_demoted_parameter_is_selected_alone(tmp_path: Path) -> None:
+    ifc = IFComp(seeded(UsedTwice)(), layers=["head.weight"]).fit([X])
+    assert [row.name for row in ifc.coverage.rows if row.covered] == ["head.weight"]
+    ifc.save(tmp_path / "fit.safetensors")
+    loaded = IFComp.load(tmp_path / "fit.safetensors", seeded(UsedTwice)())
+    assert torch.equal(loaded.influence(X), ifc.influence(X))
+
+
+def test_frozen_layers_are_named() -> None:
+    for layers in ("frozen", "frozen.*", "frozen.bias"):
+        with pytest.raises(SettingError, match=r"not covered: .*frozen\.bias \(frozen\)"):
+            IFComp(seeded(Nested)(), layers=layers)
+    assert IFComp(seeded(Nested)(), layers="*").coverage.covered
+
+
 # Labels -------------------------------------------------------------------------------------------------------------
 
 FITS_OR_SCORES: list[tuple[str, Callable[[Any], object]]] = [
-    ("fit", lambda batches: IFComp(net(), fisher="empirical").fit(batches)),
+    ("fit", lambda batches: IFComp(net()).fit(batches)),
+    ("empirical_fit", lambda batches: IFComp(net(), fisher="empirical").fit(batches)),
     ("score", lambda batches: ready().score(batches)),
 ]
 
 LABELS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("too_large", torch.tensor([0, 1, 3, 0]), ("label 3", "example 2", "0 ... 2", "3 logits")),
     ("negative", torch.tensor([0, -1, 2, 0]), ("label -1", "example 1", "0 ... 2")),
-    ("float", torch.tensor([0.0, 1.0, 2.0, 0.0]), ("integers", "float32", "[4]")),
-    ("one_hot", torch.eye(3)[[0, 1, 2, 0]].long(), ("integers", "[4, 3]", "argmax")),
-    ("bool", torch.tensor([True, False, True, False]), ("integers", "bool")),
+    ("float", torch.tensor([0.0, 1.0, 2.0, 0.0]), ("integers", "float32", "[4]", "labels.long()")),
+    ("column", torch.tensor([[0], [1], [2], [0]]), ("integers", "[4, 1]", "labels.flatten().long()")),
+    ("float_column", torch.tensor([[0.0], [1.0], [2.0], [0.0]]), ("float32", "labels.flatten().long()")),
+    ("regression", torch.tensor([0.5, 1.5, -2.0, 0.0]), ("integers", "regression targets", "classifiers")),
+    ("regression_column", torch.tensor([[0.5], [1.5], [-2.0], [0.0]]), ("regression targets",)),
+    (
+        "regression_rows",
+        torch.tensor([[0.5, 1.5], [-2.0, 0.0]]).repeat(2, 1),
+        ("regression targets", "several outputs"),
+    ),
+    ("one_hot", torch.eye(3)[[0, 1, 2, 0]].long(), ("integers", "[4, 3]", "one-hot", "labels.argmax(1)")),
+    ("float_one_hot", torch.eye(3)[[0, 1, 2, 0]], ("float32", "one-hot", "labels.argmax(1)")),
+    ("multi_label", torch.tensor([[1.0, 1.0, 0.0]]).repeat(4, 1), ("multi-label targets", "sigmoids")),
+    ("multi_label_none", torch.eye(4)[:, :3], ("multi-label targets", "none per example")),
+    ("multi_label_integers", torch.eye(4).long()[:, :3], ("multi-label targets",)),
+    ("multi_label_booleans", torch.eye(4).bool()[:, :3], ("multi-label targets", "bool")),
+    ("multi_label_smoothed", torch.tensor([[0.9, 0.9, 0.1]]).repeat(4, 1), ("multi-label targets",)),
+    ("soft", torch.tensor([[0.2, 0.5, 0.3]]).repeat(4, 1), ("soft labels", "labels.argmax(1)")),
+    ("several", torch.tensor([[0, 2, 5]]).repeat(4, 1), ("several labels per example", "one class per example")),
+    ("pixels", torch.zeros(4, 3, 3, dtype=torch.long), ("several positions", "one class per example")),
+    ("scalar", torch.tensor(1), ("integers", "Number the classes")),
+    ("bool", torch.tensor([True, False, True, False]), ("integers", "bool", "labels.long()")),
     ("too_few", torch.tensor([0, 1, 2]), ("3 labels", "4 examples")),
     ("too_many", torch.tensor([0, 1, 2, 0, 1]), ("5 labels", "4 examples")),
     ("text", ["cat", "dog", "cat", "dog"], ("labels", "integers")),
@@ -408,11 +477,33 @@ def test_labels_in_some_batches_only_are_refused(first: bool) -> None:
     says(caught, "labels", "all or for none")
 
 
-def test_labels_are_free_where_they_are_not_used() -> None:
-    targets = [(X, torch.rand(len(X))), (X, None), X]
+def test_labels_may_be_missing_where_they_are_not_used() -> None:
     expected = IFComp(net()).fit([X]).influence(X)
-    for batch in targets:
-        assert torch.equal(IFComp(net()).fit([batch]).influence(X), expected)
+    assert torch.equal(IFComp(net()).fit([(X, None)]).influence(X), expected)
+
+
+class Untouched(nn.Module):
+    """A model that must not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("the model runs")
+
+
+@pytest.mark.parametrize("targets", [torch.rand(6), torch.rand(6, 3), torch.ones(6, 3), torch.eye(3).repeat(2, 1)])
+def test_other_targets_are_refused_before_the_model_runs(targets: Tensor) -> None:
+    data = [(torch.randn(6, 4), targets)]
+    for run in (
+        lambda: IFComp(Untouched()).fit(data),
+        lambda: estimate(Untouched(), data),
+        lambda: fit_auto(Untouched(), data, data),
+        lambda: IFComp(Untouched()).fit([{"x": data[0][0], "labels": targets}]),
+    ):
+        with pytest.raises(LabelError):
+            run()
 
 
 # Numbers that are not finite ----------------------------------------------------------------------------------------

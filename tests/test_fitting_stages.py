@@ -182,7 +182,7 @@ def test_sums_are_added_over_processes(
 
 def test_labels_are_checked_if_a_fit_needs_them(recorder: Recorder) -> None:
     targets = as_batch((X, torch.rand(6)))
-    assert FitPasses(recorder, SETTINGS).covariances([targets])[1] == 6
+    assert FitPasses(recorder, SETTINGS).covariances([as_batch(X)])[1] == 6
     for wrong in (targets, as_batch(X)):
         with pytest.raises(LabelError):
             FitPasses(recorder, [SETTINGS[0], FitSettings(fisher="empirical")]).covariances([wrong])

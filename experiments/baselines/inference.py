@@ -109,8 +109,8 @@ def on_device(model: nn.Module, batch: Batch) -> Batch:
 
 
 def model_inputs(batch: Batch) -> Any:
-    """Return the inputs of a batch as ``predict_proba`` takes them: a tensor or a dict, without labels."""
-    return batch.kwargs or batch.args[0]
+    """Return the inputs of a batch as ``predict_proba`` takes them, without labels."""
+    return batch.inputs
 
 
 def as_models(models: nn.Module | Sequence[nn.Module], data: Iterable[Any]) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ifcomp.blocks.block import Basis, Block
 from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_data
+from ifcomp.data.checks import check_data, check_label_form
 from ifcomp.errors import EmptyDataError
 from ifcomp.fitting import FitPasses
 from ifcomp.layers.recorder import Recorder, working_dtype
@@ -143,6 +143,7 @@ def estimate(
     first = next(as_batches(data), None)
     if first is None:
         raise EmptyDataError("An estimate needs at least one example, but the data is empty.")
+    check_label_form(first)
     if examples is None:
         examples = len(data) * first.size if isinstance(data, Sized) else first.size
     itemsize = working_dtype(ifc.model).itemsize

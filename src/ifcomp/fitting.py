@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_f
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_data, check_not_shuffled
+from ifcomp.data.checks import check_data, check_label_form, check_not_shuffled
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
@@ -88,6 +88,7 @@ def fit_factors(
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
+        check_label_form(first)
         recorder = verified_recorder(model, inventory, first, selection.layers)
         work = NO_CHECKPOINT
         if checkpoint is not None:
@@ -218,24 +219,24 @@ class FitPasses:
     def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor) -> None:
         """Record all batches in microbatches and add each to the accumulators."""
         recorder, settings, microbatches = self._recorder, self._settings, self.microbatches[pass_index]
-        labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "unused"
+        labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "optional"
 
         def step(microbatch: Batch, chunk_size: int) -> int:
-            recording = recorder.record(microbatch)
-            with recorder.computing():
-                logits = as_double(recording.logits.detach(), recorder.dtype)
-                vectors = [
-                    fisher_cotangents(logits, own, microbatch.labels, microbatch.position, pass_index)
-                    for own in settings
-                ]
-                add(recording, vectors, chunk_size)
+            with recorder.attached():
+                recording = recorder.record(microbatch)
+                with recorder.computing():
+                    logits = as_double(recording.logits.detach(), recorder.dtype)
+                    vectors = [
+                        fisher_cotangents(logits, own, microbatch.labels, microbatch.position, pass_index)
+                        for own in settings
+                    ]
+                    add(recording, vectors, chunk_size)
             return microbatch.size
 
-        with recorder.attached():
-            for batch in shard_batches(self._work.remaining_batches(batches)):
-                checked = check_batch(batch, recorder.num_classes, labels)
-                for size in microbatches.run(checked, self.cotangents, step):
-                    count += size
+        for batch in shard_batches(self._work.remaining_batches(batches)):
+            checked = replace(check_batch(batch, recorder.num_classes, labels), shared=recorder.shared)
+            for size in microbatches.run(checked, self.cotangents, step):
+                count += size
 
 
 def _counter(recorder: Recorder) -> Tensor:

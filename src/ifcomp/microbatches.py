@@ -38,7 +38,7 @@ _MIN_GROWTH = 1.5
 #: Examples and cotangents at once of a measured microbatch.
 Trial = tuple[int, int]
 
-LabelUse = Literal["needed", "optional", "unused"]
+LabelUse = Literal["needed", "optional"]
 
 
 def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
@@ -47,13 +47,13 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
     Args:
         batch: The batch.
         num_classes: K.
-        labels: Whether labels are needed, used if they are there, or not used.
+        labels: Whether labels are needed. Labels that are not needed are validated too, since they show what the model
+            was trained for.
     """
     check_inputs(batch)
-    is_target = labels == "unused" and batch.labels is not None and batch.labels.is_floating_point()
-    if labels == "needed" or (batch.labels is not None and not is_target):
+    if labels == "needed" or batch.labels is not None:
         return replace(batch, labels=check_labels(batch, num_classes))
-    return replace(batch, labels=None)
+    return batch
 
 
 class Microbatches:
@@ -111,13 +111,14 @@ class Microbatches:
         Raises:
             MemoryLimitError: If one example with one cotangent at a time exceeds the limit.
         """
-        peaks = self.peaks.setdefault(_shape_key(batch, cotangents, work), {})
+        key = _shape_key(batch, cotangents, work)
+        peaks = self.peaks.setdefault(key, {})
         start = 0
         while (trial := self._next_trial(peaks, batch.size - start, cotangents)) is not None:
             examples, chunk_size = trial
             with measured_peak(self.device) as peak:
                 result = step(batch.select(slice(start, start + examples)).to(self.device), chunk_size)
-            peaks[_trial_key(trial)] = peak.size
+            peaks = self.peaks[key] = {**peaks, _trial_key(trial): peak.size}  # other threads may read the old one
             self._check(peaks)
             if not self._repeat:
                 start += examples
@@ -192,7 +193,7 @@ def _trials(peaks: Mapping[str, int]) -> dict[Trial, int]:
 def _shape_key(batch: Batch, cotangents: int, work: str = "") -> str:
     """The work, and the shapes and types of one example of a batch."""
     shapes = [
-        f"{list(value.shape[1:] if value.dim() and len(value) == batch.size else value.shape)} {value.dtype}"
-        for value in batch.tensors()
+        f"{list(value.shape[1:] if has_axis else value.shape)} {value.dtype}"
+        for value, has_axis in zip(batch.tensors(), batch.batched().values(), strict=True)
     ]
     return "; ".join([*batch.kwargs, *shapes, f"{cotangents} cotangents", *filter(None, [work])])

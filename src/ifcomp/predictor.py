@@ -20,7 +20,7 @@ from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batch, as_batches
-from ifcomp.data.checks import check_data, check_labels, check_not_shuffled, warn_if_shuffled
+from ifcomp.data.checks import check_data, check_label_form, check_labels, check_not_shuffled, warn_if_shuffled
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
@@ -42,6 +42,7 @@ from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.threads import exclusive
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
@@ -123,7 +124,8 @@ class IFComp:
         self.damping = check_damping(damping)
         self.factors: Factors | None = None
         self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
-        self._inventory = take_inventory(model, self._selection)
+        with exclusive(model):
+            self._inventory = take_inventory(model, self._selection)
         self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
         self._recorder: Recorder | None = None
         self._fingerprint: dict[str, str] = {}
@@ -159,7 +161,7 @@ class IFComp:
 
         Args:
             data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
-                integer labels are validated in any case.
+                labels are validated in any case.
             max_memory: Memory limit of tensors beside model and data, in bytes or as ``"8GB"``. Results are the same up
                 to rounding. None uses microbatches of moderate size and requires only that the factors fit in memory.
             checkpoint: Saves the accumulators from time to time. After a kill the same call resumes and gives the same
@@ -318,6 +320,7 @@ class IFComp:
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
+        check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
         rows = len(data) * first.size if isinstance(data, Sized) else first.size
         with ExitStack() as stack:
@@ -446,16 +449,18 @@ class IFComp:
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
-        factors = self._fitted
-        damping = self.damping if damping is None else check_damping(damping)
-        if first.size == 0:
-            raise EmptyDataError("There is no example to score: the inputs are empty.")
-        if self._recorder is None:
-            self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
-        kept = self._evaluated
-        if kept is None or kept.recorder is not self._recorder or (kept.factors, kept.damping) != (factors, damping):
-            self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
-        return kept
+        with exclusive(self.model):  # factors and recorder of one fit
+            factors = self._fitted
+            damping = self.damping if damping is None else check_damping(damping)
+            if first.size == 0:
+                raise EmptyDataError("There is no example to score: the inputs are empty.")
+            if self._recorder is None:
+                self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
+            kept = self._evaluated
+            fits = kept is not None and kept.recorder is self._recorder
+            if kept is None or not fits or (kept.factors, kept.damping) != (factors, damping):
+                self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
+            return kept
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
@@ -466,14 +471,15 @@ class IFComp:
     def _fitted(self) -> Factors:
         if self.factors is None:
             raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        checksums = tensor_checksums(self.model)
-        if checksums != self._checksums:
-            check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-            if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                self._checksums = checksums  # values were rewritten but did not change
-                return self.factors
-            self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
-        return self.factors
+        with exclusive(self.model):
+            checksums = tensor_checksums(self.model)
+            if checksums != self._checksums:
+                check_fingerprint(self._fingerprint, self.model, "The fitted factors")
+                if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
+                    self._checksums = checksums  # values were rewritten but did not change
+                    return self.factors
+                self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
+            return self.factors
 
     def _receive(
         self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
@@ -511,8 +517,9 @@ def fit_together(
     lead = predictors[0]
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
-    inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
-    digests = fingerprint(lead.model)
+    with exclusive(lead.model):
+        inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
+        digests = fingerprint(lead.model)
     recorder, fits = fit_factors(
         lead.model,
         inventory,
@@ -524,9 +531,10 @@ def fit_together(
         checkpoint=checkpoint,
         progress=progress,
     )
-    for predictor, factors in zip(predictors, fits, strict=True):
-        predictor._inventory, predictor._recorder = inventory, recorder
-        predictor._adopt(factors, digests, recorder.layouts)
+    with exclusive(lead.model):
+        for predictor, factors in zip(predictors, fits, strict=True):
+            predictor._inventory, predictor._recorder = inventory, recorder
+            predictor._adopt(factors, digests, recorder.layouts)
 
 
 def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:

@@ -145,16 +145,16 @@ def evaluate(
     recorder, factors = evaluation.recorder, evaluation.factors
 
     def record_and_run(batch: Batch, chunk_size: int) -> T:
-        recording = recorder.record(batch)
-        with recorder.computing():
-            evaluator = FormEvaluator(factors, evaluation.weights, recording, chunk_size, cotangents)
-            logits = as_double(recording.logits.detach(), recorder.dtype)
-            return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
+        with recorder.attached():
+            recording = recorder.record(batch)
+            with recorder.computing():
+                evaluator = FormEvaluator(factors, evaluation.weights, recording, chunk_size, cotangents)
+                logits = as_double(recording.logits.detach(), recorder.dtype)
+                return step(Microbatch(batch, logits, probabilities(logits, evaluation.beta), recording, evaluator))
 
-    with recorder.attached():
-        for batch in batches:
-            checked = check_batch(batch, factors.num_classes, labels)
-            yield from evaluation.microbatches.run(checked, cotangents, record_and_run, work)
+    for batch in batches:
+        checked = replace(check_batch(batch, factors.num_classes, labels), shared=recorder.shared)
+        yield from evaluation.microbatches.run(checked, cotangents, record_and_run, work)
 
 
 def label_influence(microbatch: Microbatch) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Damping, check_number
 from ifcomp.data.batches import as_batch, as_batches
-from ifcomp.data.checks import check_data, check_labels
+from ifcomp.data.checks import check_data, check_label_form, check_labels
 from ifcomp.errors import DataError, EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
@@ -282,12 +282,13 @@ def _logits_and_labels(
     """Return the logits [N, K] in float64 and the labels [N] of all parts."""
     _check_reiterable(parts)
     all_logits, all_labels = [], []
-    with torch.no_grad(), evaluating(model):
-        device = next(model.parameters()).device
-        for batch in as_batches(_batches(parts, "logits", progress)):
+    device = next(model.parameters()).device
+    for batch in as_batches(_batches(parts, "logits", progress)):
+        check_label_form(batch)
+        with torch.no_grad(), evaluating(model):
             logits = run_model(model, batch.to(device)).cpu().double()
-            all_logits.append(logits)
-            all_labels.append(check_labels(batch, logits.shape[1]).cpu())
+        all_logits.append(logits)
+        all_labels.append(check_labels(batch, logits.shape[1]).cpu())
     if not all_logits:
         raise EmptyDataError("Tuning needs at least one held-out example, but the data is empty.")
     return torch.cat(all_logits), torch.cat(all_labels)

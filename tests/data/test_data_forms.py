@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cases import MODEL_CASES, seeded
 from ifcomp import IFComp
+from ifcomp.errors import DataError
 
 BERT = next(case for case in MODEL_CASES if case.name == "bert")
 
@@ -192,8 +193,9 @@ def test_every_form_of_labels_gives_the_same_results(x: Any, labels: Any) -> Non
 
 def test_labels_of_a_call_replace_those_of_the_batch() -> None:
     expected = EXPECTED.stochastic_complexity(X, Y)
-    for x in ({"x": X, "labels": (Y + 1) % 3}, (X, (Y + 1) % 3)):
-        assert torch.equal(EXPECTED.stochastic_complexity(x, Y), expected)
+    assert torch.equal(EXPECTED.stochastic_complexity({"x": X, "labels": (Y + 1) % 3}, Y), expected)
+    with pytest.raises(DataError, match="could be labels too"):
+        EXPECTED.stochastic_complexity((X, (Y + 1) % 3), Y)
 
 
 def test_results_are_float64_without_a_graph() -> None:

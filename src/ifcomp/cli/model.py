@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_labels
+from ifcomp.data.checks import check_label_form, check_labels
 from ifcomp.data.factories import call_factory
 from ifcomp.data.sources import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
@@ -180,6 +181,7 @@ def check_model(model: nn.Module, source: Source, spec: str) -> int:
     first = next(as_batches(source.batches()), None)
     if first is None:
         raise EmptyDataError(f"The data '{source.spec}' has no examples.")
+    check_label_form(replace(first, name=f"'{source.spec}', {first.name}"))
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     batch = first.select(slice(0, 2)).to(device)
     try:

@@ -206,7 +206,7 @@ def select_examples(source: Source, positions: Sequence[int]) -> tuple[Any, Tens
         for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
             example = batch.select(slice(position - batch.position, position - batch.position + 1))
             assert example.labels is not None
-            selected[position] = example.kwargs or example.args[0], example.labels
+            selected[position] = example.inputs, example.labels
     inputs, labels = zip(*(selected[position] for position in positions), strict=True)
     try:
         if isinstance(inputs[0], dict):

@@ -200,8 +200,7 @@ def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool)
     for batch in as_batches(track(source.batches(), "predicting", None if process_info().rank == 0 else False)):
         with torch.no_grad():
             model.append(run_model(ifc.model, batch.to(device)).cpu().double().softmax(1))
-        inputs = batch.kwargs or batch.args[0]
-        calibrated.append(ifc.predict_proba(inputs, alpha, keep_argmax=keep_argmax).cpu())
+        calibrated.append(ifc.predict_proba(batch.inputs, alpha, keep_argmax=keep_argmax).cpu())
         if batch.labels is not None:
             labels.append(check_labels(batch, model[-1].shape[1]))
     return Predictions(torch.cat(model), torch.cat(calibrated), torch.cat(labels) if labels else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ class Batch:
         name: Name of the loader's batch in messages.
         offset: Index of the first example within the loader's batch.
         start: Number of examples in the loader's earlier batches.
+        shared: Names of input tensors without a batch axis, as `named_tensors` gives them. Of the other tensors, those
+            with B entries have a batch axis.
     """
 
     args: tuple[Any, ...]
@@ -38,27 +40,42 @@ class Batch:
     name: str = "batch 0"
     offset: int = 0
     start: int = 0
+    shared: frozenset[str] = frozenset()
 
     @property
     def position(self) -> int:
         """Index of the first example in the data."""
         return self.start + self.offset
 
+    @property
+    def inputs(self) -> Any:
+        """The inputs without labels, in a form that `as_batch` takes."""
+        return self.kwargs or (self.args[0] if isinstance(self.args[0], Tensor) else self.args)
+
     def tensors(self) -> Iterator[Tensor]:
         """Iterate over all input tensors, including those nested in lists, tuples and dicts."""
         return iter_tensors((self.args, self.kwargs))
 
+    def batched(self) -> dict[str, bool]:
+        """Whether each input tensor has a batch axis, by name, in the order of `tensors`."""
+        return {
+            name: bool(value.dim()) and len(value) == self.size and name not in self.shared
+            for name, value in named_tensors((self.args, self.kwargs))
+        }
+
     def select(self, index: slice | Tensor) -> Batch:
         """Return the examples at ``index``. Inputs without a batch axis are kept unchanged."""
+        batched = iter(self.batched().values())
 
         def pick(value: Tensor) -> Tensor:
-            return value[index] if value.dim() and len(value) == self.size else value
+            return value[index] if next(batched) else value
 
         positions = range(self.size)[index] if isinstance(index, slice) else index.tolist()
+        args, kwargs = map_tensors(pick, (self.args, self.kwargs))
         return replace(
             self,
-            args=map_tensors(pick, self.args),
-            kwargs=map_tensors(pick, self.kwargs),
+            args=args,
+            kwargs=kwargs,
             labels=None if self.labels is None else self.labels[index],
             size=len(positions),
             offset=self.offset + (positions[0] if len(positions) else 0),
@@ -107,12 +124,25 @@ def iter_tensors(value: Any) -> Iterator[Tensor]:
     return iter(tensors)
 
 
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the tensors of `iter_tensors` with unique names made of keys and positions."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | tuple) or type(value) is list:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from named_tensors(item, f"{name}/{key}")
+
+
 def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     """Convert one item of a loader, or the inputs of a scoring call.
 
     Args:
-        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label.
-        labels: Labels that replace those of the item.
+        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label. x is a tensor, or
+            a list or tuple of inputs: for ``((x, z), y)`` and ``((x, z),)`` the model is called as ``model(x, z)`` if
+            its ``forward`` takes several inputs, else as ``model((x, z))``. Inputs are arguments without a default, or
+            with the default None unless annotated as no tensor. Lists and tuples in mappings are passed as they are.
+        labels: Labels that replace those of a mapping. A list or tuple ``(x, z)`` then contains inputs only.
         name: Name of the batch in messages.
 
     Raises:
@@ -125,6 +155,9 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     if isinstance(item, Mapping):
         kwargs = {str(key): value for key, value in item.items() if key != LABEL_KEY}
         item_labels = item.get(LABEL_KEY)
+    elif isinstance(item, list | tuple) and labels is not None and len(item) > 1:
+        _check_no_labels(item, name)
+        args = (item,)
     elif isinstance(item, list | tuple) and len(item) in (1, 2):
         args = (item[0],)
         item_labels = item[1] if len(item) == 2 else None
@@ -134,10 +167,11 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
         length = f" of length {len(item)}" if isinstance(item, list | tuple) else ""
         raise DataError(
             f"{name}: a batch must be a tensor x, (x,), (x, y) or a dict of keyword inputs with '{LABEL_KEY}', "
-            f"but is a {type(item).__name__}{length}. For a model with several inputs yield dicts."
+            f"but is a {type(item).__name__}{length}. For a model with several inputs yield dicts or "
+            "((x, z), y)."
         )
-    size = _batch_size((args, kwargs), name)
-    return Batch(args, kwargs, _as_labels(item_labels if labels is None else labels, name), size, name)
+    targets = _as_labels(item_labels if labels is None else labels, name)
+    return Batch(args, kwargs, targets, _batch_size((args, kwargs), targets, name), name)
 
 
 def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
@@ -150,15 +184,30 @@ def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
             start += batch.size
 
 
-def _batch_size(inputs: Any, name: str) -> int:
-    """Return the most frequent length of the input tensors, since an input may have no batch axis."""
+def _batch_size(inputs: Any, labels: Tensor | None, name: str) -> int:
+    """Return the number of labels, or the most frequent length of the input tensors: an input may have no batch axis.
+
+    Without an input of the length of the labels they do not belong to the inputs.
+    """
     lengths = [len(value) for value in iter_tensors(inputs) if value.dim()]
     if not lengths:
         raise DataError(
             f"{name}: no input tensor with a batch axis. Convert arrays and lists with torch.as_tensor and stack the "
             "examples."
         )
+    if labels is not None and labels.dim() and len(labels) in lengths:
+        return len(labels)
     return Counter(lengths).most_common(1)[0][0]
+
+
+def _check_no_labels(item: Sequence[Any], name: str) -> None:
+    """Raise DataError if the last of several inputs could be labels."""
+    last = item[-1]
+    if len(item) == 2 and isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point():
+        raise DataError(
+            f"{name}: labels are given beside (x, z), where z could be labels too. Give x alone, ((x, z),) for a model "
+            "with two inputs, or a dict."
+        )
 
 
 def _as_labels(labels: Any, name: str) -> Tensor | None:

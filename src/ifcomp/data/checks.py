@@ -15,6 +15,9 @@ from ifcomp.data.batches import LABEL_KEY, Batch
 from ifcomp.data.loaders import is_shuffled
 from ifcomp.errors import DataError, IfcompWarning, LabelError, NonFiniteError
 
+#: Largest deviation of a row of soft labels from a sum of 1.
+_SUM_TOLERANCE = 1e-2
+
 
 def check_data(data: Any) -> None:
     """Raise DataError if the data is a single batch, not iterable, or known to be endless."""
@@ -70,18 +73,15 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
     """Return the labels [B] as int64.
 
     Raises:
-        LabelError: If labels are missing, not integers of shape [B], or outside 0 ... ``num_classes`` - 1.
+        LabelError: If labels are missing, not one class per example, or outside 0 ... ``num_classes`` - 1.
     """
-    labels, name = batch.labels, batch.name
-    if labels is None:
+    name = batch.name
+    if batch.labels is None:
         raise LabelError(
             f"{name}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
         )
-    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool or labels.dim() != 1:
-        raise LabelError(
-            f"{name}: labels must be integers of shape [{batch.size}], but are {labels.dtype} of shape "
-            f"{list(labels.shape)}. For one-hot labels use labels.argmax(1)."
-        )
+    check_label_form(batch)
+    labels = batch.labels
     if len(labels) != batch.size:
         raise LabelError(f"{name}: {len(labels)} labels for {batch.size} examples. Give each example one label.")
     labels = labels.long()
@@ -93,3 +93,47 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
             "and leave out examples without a label, such as those marked -1 or -100."
         )
     return labels
+
+
+def check_label_form(batch: Batch) -> None:
+    """Raise LabelError if the labels are not one class per example, without a look at their range.
+
+    The message names the kind of target: regression, multi-label, one-hot or soft labels.
+    """
+    labels = batch.labels
+    if labels is None or (labels.dim() == 1 and _is_integer(labels.dtype)):
+        return
+    raise LabelError(
+        f"{batch.name}: labels must be integers of shape [{batch.size}], one class per example, but are "
+        f"{labels.dtype} of shape {list(labels.shape)}{describe_targets(labels)}"
+    )
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def describe_targets(labels: Tensor) -> str:
+    """The end of a message about labels that are not integers [B]: the kind of target and what to do."""
+    if labels.dtype.is_complex or not labels.dim() or not labels.numel():
+        return ". Number the classes from 0."
+    values = labels.detach().double().cpu()
+    is_whole = bool((values == values.round()).all())
+    if values.numel() == len(values):  # [B], [B, 1], ...
+        if is_whole:
+            return f". If they are classes, use labels{'.flatten()' if values.dim() > 1 else ''}.long()."
+        return ": regression targets. Only classifiers are supported; divide the range into classes and train on these."
+    if values.dim() > 2:
+        return ". Targets of several positions per example are not supported; give one class per example."
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        kind = "several labels per example" if is_whole else "regression targets with several outputs"
+        return f": {kind}. Only classifiers with one class per example are supported."
+    sums = values.sum(1)
+    if is_whole and bool((sums == 1).all()):
+        return ": one-hot rows. Use labels.argmax(1) if every example has exactly one class."
+    if not is_whole and bool((sums - 1).abs().max() < _SUM_TOLERANCE):
+        return ": soft labels, one distribution per example. Use labels.argmax(1), the most probable class."
+    return (
+        ": multi-label targets, several classes or none per example. A model of independent sigmoids is not a "
+        "softmax classifier. Fit one binary classifier per class, with logits torch.stack([zeros_like(z), z], 1)."
+    )

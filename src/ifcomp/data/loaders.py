@@ -50,7 +50,7 @@ def _in_form_of(item: Any, batch: Batch) -> Any:
     """Convert a batch back to the form of the loader's item."""
     if isinstance(item, Mapping):
         return batch.kwargs if batch.labels is None else {**batch.kwargs, LABEL_KEY: batch.labels}
-    return batch.args[0] if batch.labels is None else (batch.args[0], batch.labels)
+    return batch.inputs if batch.labels is None else (*batch.args, batch.labels)
 
 
 def is_shuffled(data: Any) -> bool:

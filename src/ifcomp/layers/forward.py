@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import Parameter, signature
+from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch
 from ifcomp.errors import LogitsError, NonFiniteError, PrecisionError
+from ifcomp.layers.modes import PlainAttention, has_fast_path
+from ifcomp.layers.threads import exclusive
+
+#: Annotations of an input that is a list or tuple itself.
+_SEQUENCE = re.compile(r"(typing\.|collections\.abc\.)?(list|tuple|sequence|iterable)\b", re.IGNORECASE)
 
 #: Types of half precision.
 HALF = (torch.float16, torch.bfloat16)
@@ -34,26 +43,44 @@ def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules in eval mode. On exit, restore their modes and the weights of embeddings with ``max_norm``.
+    """Put all modules in eval mode, exclusively for this thread.
 
-    Modules that cache tensors in eval mode clear the cache in ``train()``. A cached tensor without a graph would hide
-    its parameters, so ``train()`` is called on entry and on exit.
+    On exit, restore their modes, their buffers and the weights of embeddings with ``max_norm``.
+
+    Some modules cache tensors in eval mode and clear the cache in ``train()``. A cached tensor without a graph would
+    hide its parameters, so ``train()`` of these modules is called on entry and on exit.
     """
+    with exclusive(model), _modes_kept(model), _buffers_kept(model):
+        model.eval()
+        for module in _with_train_method(model):
+            module.train()
+            module.eval()
+        yield
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the modes of all modules, and the weights of embeddings that renormalise them in the forward pass."""
     modes = [(module, module.training) for module in model.modules()]
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     kept = [(module, module.weight.detach().clone()) for module in embeddings if module.max_norm is not None]
-    is_training = model.training
-    model.train()
-    model.eval()
     try:
         yield
     finally:
-        model.train()
-        model.train(is_training)
+        special = _with_train_method(model)
+        for module, mode in modes:
+            if module in special:
+                module.train()
+                module.train(mode)
         for module, mode in modes:
             module.training = mode
         for embedding, weight in kept:
             embedding.weight.detach().copy_(weight)
+
+
+def _with_train_method(model: nn.Module) -> list[nn.Module]:
+    """Modules that do more than set flags when their mode changes."""
+    return [module for module in model.modules() if type(module).train is not nn.Module.train]
 
 
 @contextmanager
@@ -70,6 +97,69 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             value.data = original
 
 
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore buffers that a forward pass changes, such as counters of calls.
+
+    A buffer that grew is kept: it is a cache, and attributes of the module may describe its new size.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        kept = [
+            (module, name, value, value._version, value.clone())
+            for module in set(model.modules())
+            for name, value in module.named_buffers(recurse=False)
+            if not value.is_inference()
+        ]
+    try:
+        yield
+    finally:
+        with torch.inference_mode(False), torch.no_grad():
+            for module, name, value, version, content in kept:
+                current = getattr(module, name, None)
+                if isinstance(current, Tensor) and current is not value and current.shape == value.shape:
+                    setattr(module, name, value)
+                if value._version != version:
+                    value.copy_(content)
+
+
+def call_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a model on its inputs, without the fast path of PyTorch's transformers.
+
+    A single list or tuple is unpacked if ``forward`` takes several inputs; see `ifcomp.data.batches.as_batch`.
+    """
+    if len(args) == 1 and type(args[0]) in (list, tuple) and _takes(model, len(args[0])):
+        args = args[0]
+    with PlainAttention() if has_fast_path(model) else nullcontext():
+        return model(*args, **kwargs)
+
+
+def _takes(model: nn.Module, count: int) -> bool:
+    """Whether ``forward`` takes several inputs, and ``count`` of them."""
+    try:
+        parameters = list(signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # no Python function
+        return False
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if positional and _SEQUENCE.match(str(positional[0].annotation)):
+        return False
+    required = sum(parameter.default is Parameter.empty for parameter in positional)
+    inputs = list(takewhile(_is_input, positional))
+    return len(inputs) > 1 and required <= count <= len(inputs)
+
+
+def _is_input(parameter: Parameter) -> bool:
+    """Whether a parameter of ``forward`` is an input: it has no default, or the default None of an optional tensor."""
+    if parameter.default is not None:
+        return parameter.default is Parameter.empty
+    return parameter.annotation is Parameter.empty or "Tensor" in str(parameter.annotation)
+
+
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """Return the validated logits [B, K] of a model.
 
@@ -80,7 +170,7 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """
     where = batch.name
     try:
-        output = model(*batch.args, **batch.kwargs)
+        output = call_model(model, batch.args, batch.kwargs)
     except RuntimeError as error:
         given = {value.dtype for value in batch.tensors() if value.is_floating_point()}
         needed = {value.dtype for value in model.parameters() if value.is_floating_point()}

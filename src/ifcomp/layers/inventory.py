@@ -48,7 +48,7 @@ class Inventory:
     def coverage(self) -> Coverage:
         """The coverage table."""
         rows = [
-            CoverageRow(block.name or "(model)", block.kind, block.treatment, block.size, True) for block in self.blocks
+            CoverageRow(_printed(block.name), block.kind, block.treatment, block.size, True) for block in self.blocks
         ]
         return Coverage((*rows, *self.left_out))
 
@@ -68,7 +68,7 @@ class Inventory:
         """Leave out all blocks but those of these names."""
         tracked = [module.restrict(layer for layer in module.layers if layer.name in names) for module in self.tracked]
         left_out = [
-            CoverageRow(block.name, block.kind, "not in layers=", block.size, False)
+            CoverageRow(_printed(block.name), block.kind, "not in layers=", block.size, False)
             for block in self.blocks
             if block.name not in names
         ]
@@ -92,6 +92,8 @@ class Inventory:
     def select(self, layers: str | tuple[str, ...] | None, order: Sequence[str] | None = None) -> set[str]:
         """Names of the blocks, and of their parameters, that ``layers`` selects.
 
+        The name of a parameter selects its blocks. If they are demoted, it selects the parameter alone.
+
         Args:
             layers: None for all; ``"last"``; or names and shell-style patterns.
             order: Names of the layers in the order of the forward pass; None for the order of definition.
@@ -99,11 +101,9 @@ class Inventory:
         Raises:
             SettingError: If a pattern matches nothing.
         """
-        chosen = self.blocks
-        if layers is not None:
-            names = _matching(self, layers, order)
-            chosen = tuple(block for block in self.blocks if block.name in names)
-        return {name for block in chosen for name in (block.name, *block.parameters)}
+        chosen = {block.name for block in self.blocks} if layers is None else _matching(self, layers, order)
+        whole = {name for block in self.blocks if block.name in chosen for name in (block.name, *block.parameters)}
+        return chosen | whole | {block.name for block in self.blocks if not chosen.isdisjoint(block.parameters)}
 
 
 def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
@@ -189,8 +189,9 @@ def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str])
 
 
 def _matching(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:
-    """Names of the blocks that ``layers`` selects."""
+    """Names of the blocks and of the single parameters that ``layers`` selects."""
     names = [block.name for block in inventory.blocks]
+    parameters = {name for block in inventory.blocks for name in block.parameters}
     if layers == "last":
         weights = {layer.name for layer in inventory.layers if layer.has_weight and layer.block.has_eigenbasis}
         called = [name for name in (names if order is None else order) if name in weights]
@@ -198,11 +199,30 @@ def _matching(inventory: Inventory, layers: str | tuple[str, ...], order: Sequen
             raise SettingError(f"layers='last' selects nothing: no layer has a weight matrix among {', '.join(names)}.")
         return {called[-1]}
     patterns = [layers] if isinstance(layers, str) else list(layers)
-    matches = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
+    patterns = ["" if pattern == _printed("") else pattern for pattern in patterns]
+    matches = {
+        pattern: [pattern] if pattern in names or pattern in parameters else fnmatch.filter(names, pattern)
+        for pattern in patterns
+    }
     unmatched = [pattern for pattern, matched in matches.items() if not matched]
+    uncovered = [row for row in inventory.left_out if any(_names(pattern, row.name) for pattern in unmatched)]
+    if uncovered:
+        reasons = ", ".join(f"{row.name} ({row.treatment})" for row in uncovered)
+        raise SettingError(f"layers={unmatched} match parameters that are not covered: {reasons}.")
     if unmatched or not patterns:
+        names = list(map(_printed, names))
         raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")
     return {name for matched in matches.values() for name in matched}
+
+
+def _printed(name: str) -> str:
+    """The name of a block in tables; the block of the model itself has no name."""
+    return name or "(model)"
+
+
+def _names(pattern: str, parameter: str) -> bool:
+    """Whether a pattern matches a parameter or the module that it is in."""
+    return fnmatch.fnmatchcase(parameter, pattern) or parameter == pattern or parameter.startswith(f"{pattern}.")
 
 
 def _offenders(model: nn.Module) -> Iterable[tuple[str, str]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.data.batches import Batch, map_tensors
-from ifcomp.layers.forward import run_model
+from ifcomp.layers.forward import call_model, run_model
+from ifcomp.layers.modes import Substitution
 from ifcomp.layers.recording import check_half, scale_for_half
+from ifcomp.layers.threads import SharedContext
 from ifcomp.precision import as_type_of
 
 
@@ -52,14 +55,23 @@ def other_gradients(
     return {name: value / divisors for name, value in flat.items()}
 
 
+@contextmanager
+def _batched_operations() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
+
+
+_BATCHED = SharedContext(_batched_operations)
+
+
 def _by_vmap_or_one_by_one(
     model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor, uses_vmap: bool
 ) -> dict[str, Tensor]:
     if not uses_vmap:
         return _one_by_one(model, parameters, batch, cotangents)
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule
-            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        with _BATCHED:
             return _by_vmap(model, parameters, batch, cotangents)
     except (RuntimeError, NotImplementedError):
         return _one_by_one(model, parameters, batch, cotangents)
@@ -67,12 +79,15 @@ def _by_vmap_or_one_by_one(
 
 def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
     given = list(batch.tensors())
-    axes = [_axis(value, batch.size) for value in given]
+    axes = [0 if has_axis else None for has_axis in batch.batched().values()]
+    unused: list[Tensor] = []
 
     def logits_of(own: dict[str, Tensor], tensors: list[Tensor]) -> Tensor:
         alone = iter([_alone(value, axis) for value, axis in zip(tensors, axes, strict=True)])
         args, kwargs = map_tensors(lambda _: next(alone), (batch.args, batch.kwargs))
-        output = functional_call(model, own, args, kwargs)
+        with Substitution(parameters.values(), [own[name] for name in parameters]) as substitution:
+            output = call_model(model, args, kwargs)
+        unused.extend(substitution.unused.values())
         return (output if isinstance(output, Tensor) else output.logits)[0]
 
     copies = {name: value.detach().expand(batch.size, *value.shape) for name, value in parameters.items()}
@@ -80,8 +95,17 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
         lambda own: vmap(logits_of, (0, axes))(own, given),
         copies,
     )[1]
+    if unused and _depends(model, batch.select(slice(0, 1)), unused):
+        raise RuntimeError("Scripted code uses a parameter, which cannot be substituted there.")
     pulled = [pull_back(as_type_of(cotangent, next(iter(copies.values()))))[0] for cotangent in cotangents]
     return {name: torch.stack([gradients[name] for gradients in pulled]) for name in parameters}
+
+
+def _depends(model: nn.Module, batch: Batch, parameters: Sequence[Tensor]) -> bool:
+    """Whether the logits depend on any of the parameters."""
+    logits = run_model(model, batch)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True) if logits.requires_grad else ()
+    return any(gradient is not None for gradient in gradients)
 
 
 def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cotangents: Tensor) -> dict[str, Tensor]:
@@ -105,10 +129,6 @@ def _one_by_one(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, c
         ]
         found[name] = torch.stack([torch.stack(column) for column in gradients])  # type: ignore[arg-type]
     return found
-
-
-def _axis(value: Tensor, size: int) -> int | None:
-    return 0 if value.dim() and len(value) == size else None
 
 
 def _alone(value: Tensor, axis: int | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ifcomp.layers.layout import Layout
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.recording import Recording
 from ifcomp.layers.settling import check_gradient, settle_layouts
+from ifcomp.layers.threads import exclusive, is_foreign
 from ifcomp.layers.wrappers import uncompiled
 
 
@@ -34,6 +36,7 @@ class Verified:
         rows: Rows of the first axis per example, by name of the layer.
         rounding: Names of blocks whose gradients are rounding errors.
         uses_vmap: Whether ``vmap`` gives the right gradients of parameters without a layer rule.
+        shared: Names of inputs without a batch axis; see `Batch.shared`.
     """
 
     inventory: Inventory
@@ -43,6 +46,7 @@ class Verified:
     rows: Mapping[str, Collection[int]] = field(default_factory=dict)
     rounding: frozenset[str] = frozenset()
     uses_vmap: bool = True
+    shared: frozenset[str] = frozenset()
 
 
 class Recorder:
@@ -62,11 +66,13 @@ class Recorder:
         """
         self.model, self.verified = model, verified
         self.inventory, self.layouts, self.num_classes = verified.inventory, verified.layouts, verified.num_classes
+        self.shared = verified.shared
         self.device = next(model.parameters()).device
         self.dtype = working_dtype(model)
         self._recording: Recording | None = None
         self._is_attached = False
         self._called = {*verified.rows, *verified.rounding}
+        self._thread: int | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -84,15 +90,17 @@ class Recorder:
         """Put the model in eval mode and hook its layers; afterwards it is as before.
 
         Only covered parameters require gradients inside, so autograd stores nothing below the first of them. Calls
-        can be nested, for instance by an iterator that scores; only the outermost attaches.
+        can be nested; only the outermost attaches. Other threads that want to record the model wait. Threads that only
+        run the model are not recorded.
         """
-        if self._is_attached:
-            yield
-            return
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
-        covered = {id(parameters[name]) for block in self.blocks for name in block.parameters}
         with ExitStack() as stack:
-            self._is_attached = True
+            stack.enter_context(exclusive(self.model))
+            if self._is_attached:
+                yield
+                return
+            parameters = dict(self.model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
+            covered = {id(parameters[name]) for block in self.blocks for name in block.parameters}
+            self._is_attached, self._thread = True, get_ident()
             stack.callback(setattr, self, "_is_attached", False)
             stack.enter_context(evaluating(self.model))
             stack.enter_context(uncompiled(self.model))
@@ -161,7 +169,7 @@ class Recorder:
             hook = tracked.module.register_forward_hook(self._hook(tracked), prepend=True, with_kwargs=True)
             stack.callback(hook.remove)
         else:
-            tracked.module.forward = self._replacement(tracked)
+            tracked.module.forward = self._replacement(tracked, tracked.module.forward)
             stack.callback(delattr, tracked.module, "forward")
 
     def _hook(self, tracked: TrackedModule) -> Callable[..., Tensor]:
@@ -171,12 +179,13 @@ class Recorder:
 
         return hook
 
-    def _replacement(self, tracked: TrackedModule) -> Callable[..., object]:
+    def _replacement(self, tracked: TrackedModule, original: Callable[..., object]) -> Callable[..., object]:
         def emit(parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
             return self._emit(tracked, parts, value, output)
 
         def forward(*args: Any, **kwargs: Any) -> object:
-            assert tracked.forward is not None
+            if tracked.forward is None or is_foreign(self._thread):
+                return original(*args, **kwargs)
             return tracked.forward(emit, *args, **kwargs)
 
         return forward
@@ -184,7 +193,7 @@ class Recorder:
     def _emit(self, tracked: TrackedModule, parts: Mapping[str, slice | None], value: Tensor, output: Tensor) -> Tensor:
         """Record one affine map. If one row serves the whole batch, expand it to B rows."""
         recording = self._recording
-        if recording is None or not output.requires_grad:
+        if recording is None or not output.requires_grad or is_foreign(self._thread):
             return output
         names = [layer.name for layer in tracked.layers if layer.name in parts]
         if recording.batch_size > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):

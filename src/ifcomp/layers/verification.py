@@ -22,12 +22,14 @@ from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import LogitsError, ModelError
 from ifcomp.layers.forward import HALF, evaluating, in_float32, run_model
+from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, Verified
 from ifcomp.layers.recording import CallGrads, Recording, random_cotangent
 from ifcomp.layers.settling import first_axis_rows
+from ifcomp.layers.threads import exclusive
 from ifcomp.precision import as_double
 
 #: Examples per comparison: more than two, so that few other axes have the same length.
@@ -84,7 +86,7 @@ def verify(
     if not halves:
         return _verify(model, inventory, batch, likely or {})
     try:
-        with in_float32(model):
+        with exclusive(model), in_float32(model):
             return _verify(model, inventory, _as_float32(batch), likely or {})
     except (RuntimeError, LogitsError):  # the model converts to half precision itself
         return _verify(model, inventory, batch, likely or {})
@@ -106,7 +108,9 @@ def verified_recorder(
         layers: None for all; ``"last"``; or names and shell-style patterns.
         likely: Layouts to try first, from an earlier verification.
     """
-    verified = verify(model, inventory, batch, likely)
+    check_inputs(batch)
+    shared = shared_inputs(model, batch)
+    verified = replace(verify(model, inventory, replace(batch, shared=shared), likely), shared=shared)
     if layers is not None:
         selected = verified.inventory.keep(inventory.select(layers, verified.order))
         verified = replace(verified, inventory=selected)
@@ -303,8 +307,8 @@ def _arrangements(layer: Layer, recording: Recording) -> int:
 def _example_groups(batch: Batch) -> Iterator[Batch]:
     """A few examples at a time, large inputs first: a blank input has no gradient, and every layout would fit."""
     sizes = torch.zeros(batch.size, device="cpu")
-    for value in batch.tensors():
-        if value.is_floating_point() and value.dim() and len(value) == batch.size:
+    for value, has_axis in zip(batch.tensors(), batch.batched().values(), strict=True):
+        if value.is_floating_point() and has_axis:
             sizes += value.detach().reshape(batch.size, -1).float().norm(dim=1).cpu()
     order = sizes.argsort(descending=True, stable=True)
     for first in range(0, min(batch.size, _ATTEMPTS * _EXAMPLES), _EXAMPLES):

@@ -9,6 +9,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ifcomp.layers.threads import SharedContext
+
+_EAGER = SharedContext(lambda: torch.compiler.set_stance("force_eager"))
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without the wrappers of ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``.
@@ -35,7 +39,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     if not compiled:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with _EAGER:
         yield
 
 

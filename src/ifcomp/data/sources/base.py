@@ -67,7 +67,7 @@ class Unlabelled:
     data: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch.kwargs or batch.args[0] for batch in as_batches(self.data))
+        return (batch.inputs for batch in as_batches(self.data))
 
 
 class SizedUnlabelled(Unlabelled):

@@ -6,8 +6,10 @@ import zipfile
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ifcomp.data.checks import describe_targets
 from ifcomp.data.sources.arrays import source_from_arrays
 from ifcomp.data.sources.base import Source, SourceRequest
 from ifcomp.data.sources.previews import printable
@@ -36,12 +38,18 @@ def open_npz(request: SourceRequest) -> Source:
         raise EmptyDataError(f"'x' in '{path}' has no examples or no values: its shape is {list(x.shape)}.")
     if y is not None and (y.dtype.kind not in "iu" or y.shape != (len(x),)):
         raise LabelError(
-            f"'y' in '{path}' must be integers of shape [{len(x)}], but is {y.dtype} of shape {list(y.shape)}."
+            f"'y' in '{path}' must be integers of shape [{len(x)}], but is {y.dtype} of shape {list(y.shape)}"
+            f"{_describe(y)}"
         )
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind != "U"):
         raise DataError(f"'classes' in '{path}' must be a list of strings, but is {classes.dtype}.")
     class_names = None if classes is None else tuple(map(printable, classes))
     return source_from_arrays(request.spec, x, y, request.options, class_names)
+
+
+def _describe(y: NDArray[Any]) -> str:
+    is_target = y.dtype.kind in "fb" or (y.dtype.kind in "iu" and y.ndim > 1)
+    return describe_targets(torch.from_numpy(y.astype(np.float64))) if is_target else "."
 
 
 def _read_arrays(path: str) -> dict[str, NDArray[Any]]:
