@@ -74,6 +74,11 @@ def mean(*dims: int) -> Apply:
     return Apply(lambda x: x.mean(dims))
 
 
+def different_columns(x: Tensor) -> Tensor:
+    """All but the first column of the first two channels, all but the last of the others."""
+    return torch.cat([x[:, :2, :, 1:], x[:, 2:, :, :-1]], 1)
+
+
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Module]:
     """A factory that builds under a seed, in eval mode, with parameters and running statistics off their defaults."""
 
@@ -239,16 +244,17 @@ class SequenceFirst(nn.Module):
 class Folded(nn.Module):
     """A layer that sees the positions of an example as rows of a larger batch."""
 
-    def __init__(self, layer: nn.Module, features: int) -> None:
-        """Makes the head for a layer with the given number of outputs."""
+    def __init__(self, layer: nn.Module, features: int, used: slice = slice(None)) -> None:
+        """Makes the head for a layer with the given number of outputs; ``used`` are the pixels that it sees."""
         super().__init__()
         self.layer = layer
         self.head = nn.Linear(features, 3)
+        self.used = used
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits from ``[B, T, ...]``."""
         h = torch.tanh(self.layer(x.flatten(0, 1)))
-        return self.head(h.reshape(*x.shape[:2], h.shape[1], -1).mean((1, 3)))
+        return self.head(h.reshape(*x.shape[:2], h.shape[1], -1)[..., self.used].mean((1, 3)))
 
 
 class Positions(nn.Module):
@@ -609,6 +615,24 @@ CONV_CASES = [
         3,
         (weight("layer"), weight("head")),
     ),
+    Case(
+        "conv2d_folded_unused",
+        seeded(lambda: Folded(nn.Conv2d(2, 4, 2), 4, slice(3))),
+        normal(3, 2, 3, 4),
+        3,
+        (weight("layer"), weight("head")),
+    ),
+    Case(
+        "conv2d_groups_unused",
+        seeded(
+            lambda: nn.Sequential(
+                nn.Conv2d(4, 4, 2, groups=2), nn.Tanh(), Apply(different_columns), nn.Flatten(), nn.Linear(24, 3)
+            )
+        ),
+        normal(4, 4, 4),
+        3,
+        (weight("0", groups=2), weight("4")),
+    ),
 ]
 
 TRANSPOSED_CASES = [
@@ -849,6 +873,19 @@ USE_CASES = [
             lambda: Twice(nn.Conv2d(2, 2, 2, stride=2), nn.Tanh(), nn.Sequential(nn.Flatten(), nn.Linear(2 * 2, 3)))
         ),
         normal(2, 4, 8),
+        3,
+        (weight("layer"), weight("head.1")),
+    ),
+    Case(
+        "conv_twice_unused",
+        seeded(
+            lambda: Twice(
+                nn.Conv1d(2, 2, 2),
+                Apply(lambda x: torch.tanh(x)[..., 2:]),
+                nn.Sequential(nn.Flatten(), nn.Linear(6, 3)),
+            )
+        ),
+        normal(2, 7),
         3,
         (weight("layer"), weight("head.1")),
     ),

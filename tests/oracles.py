@@ -419,13 +419,16 @@ def covariances(
 ) -> tuple[Tensor, Tensor]:
     """Covariances of a module of `canonical_use`, summed over examples, positions and all calls of the module.
 
+    Inputs count at positions whose output changes the logits, for each group of its own.
+
     Args:
         model: Any classifier.
         inputs: As for `example_jacobians`.
         module_name: Dotted name of the module. A 1 is appended to its inputs if it has a bias that is not frozen.
         beta: Inverse temperature of ``p``.
         label_weights: ``[B, K]``, one-hot for given labels; ``p`` if not given.
-        sua: For a convolution, sum ``x x^T`` over the pixels of the input before padding, channels only.
+        sua: For a convolution, sum ``x x^T`` over the pixels of the input before padding that are in the patch of such
+            a position, channels only.
 
     Returns:
         Input ``[Gr, J, J]`` (``[Gr, C, C]`` for SUA) and output ``[Gr, O, O]``.
@@ -437,11 +440,14 @@ def covariances(
     in_sum, out_sum = [], []
     for use in module_uses(model, inputs, module_name):
         a, db = canonical_use(use, module)
+        sizes = db.abs().amax((1, 4))  # [B, Gr, T]
+        counts = sizes > 1e-13 * sizes.amax((1, 2), keepdim=True)
         if sua:
-            a = _pixels(use.inputs, module)
+            a, counts = _pixels(use.inputs, module), _pixels_in_patches(use.inputs, module, counts)
         elif bias is not None and bias.requires_grad:
             a = torch.cat([a, torch.ones_like(a[..., :1])], dim=-1)
         b = label_gradients(db, probabilities)
+        a = a * counts.unsqueeze(-1)
         in_sum.append(torch.einsum("bgti,bgtj->gij", a, a))
         out_sum.append(torch.einsum("by,bygti,bygtj->gij", weights, b, b))
     return sum(in_sum[1:], in_sum[0]), sum(out_sum[1:], out_sum[0])
@@ -484,6 +490,23 @@ def _pixels(x: Tensor, module: nn.Module) -> Tensor:
         raise TypeError(f"SUA is for convolutions, not for {type(module).__name__}")
     split = x.reshape(*x.shape[:2], module.groups, module.in_channels // module.groups, -1)
     return split.permute(0, 2, 1, 4, 3).flatten(2, 3)
+
+
+def _pixels_in_patches(x: Tensor, module: Convolution, counts: Tensor) -> Tensor:
+    """Which pixels of `_pixels` are in the patch of a position that counts, ``[B, Gr, T']`` for ``counts [B, Gr, T]``.
+
+    The number of a pixel is written into an image, and the patches of that image are read at the positions.
+    """
+    spatial = x.shape[3:]
+    pixels, offsets = math.prod(spatial), math.prod(module.kernel_size)
+    numbers = torch.arange(1, pixels + 1, dtype=torch.float64).reshape(1, 1, *spatial)  # 0 is padding
+    image = numbers.expand(1, module.in_channels, *spatial).contiguous()
+    seen = patches(image, module)[0, 0, :, :offsets].long()  # [T, offsets]
+    batch, images = x.shape[:2]
+    found = torch.zeros(batch, module.groups, images, pixels + 1, dtype=torch.bool)
+    for b, g, position in counts.nonzero().tolist():
+        found[b, g, position // len(seen), seen[position % len(seen)]] = True
+    return found[..., 1:].flatten(2)
 
 
 def _padding(module: Convolution) -> list[tuple[int, int]]:

@@ -46,12 +46,13 @@ from oracles import (
 
 KRONECKER_CASES = [case for case in CASES.values() if case not in NORM_CASES]
 
-#: Convolutions with groups, every kind of padding, several rows per example and several calls.
+#: Convolutions with groups, every kind of padding, several rows per example and several calls, unused outputs.
 SHARED_OFFSET_CASES = [
     CASES[name]
     for name in (
         *("conv2d_groups", "conv1d_same_even", "conv2d_reflect", "conv2d_folded", "conv_twice", "lenet"),
         *("conv_transpose2d_groups", "conv_transpose2d_output_padding", "conv_transpose2d_folded"),
+        *("conv2d_groups_unused", "conv2d_folded_unused", "conv_twice_unused", "conv2d_stride_leaves_pixels"),
     )
 ]
 

@@ -39,7 +39,7 @@ def test_gradients(basis: Basis | None) -> None:
 def test_covariance_of_outputs() -> None:
     vectors = OUTPUT_GRADS.reshape(-1, WIDTH)
     assert_close(BLOCK.output_covariance(OUTPUT_GRADS), (vectors.T @ vectors).unsqueeze(0))
-    assert BLOCK.input_covariance(INDICES) is None
+    assert BLOCK.input_covariance(INDICES, None) is None
 
 
 def test_second_moments_are_added() -> None:

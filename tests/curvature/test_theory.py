@@ -144,7 +144,7 @@ def test_training_mean_counts_the_parameters_with_curvature(case: Case) -> None:
     ifc, examples = fitted(case), dense(case, SIZE)
     moments = [expected for _, expected in dense_moments(ifc, case, examples).values()]
     directions = sum(int(curved(entries).sum()) for entries in moments)
-    damping = 1e-10 * min(float(entries[curved(entries)].min()) for entries in moments)
+    damping = 1e-9 * min(float(entries[curved(entries)].min()) for entries in moments)
     influence = ifc.influence(examples.inputs, damping=damping)
     assert float((examples.probability(1.0) * influence).sum(1).mean()) == pytest.approx(directions, abs=1e-6)
     assert ifc.factors.effective_parameters(damping) == pytest.approx(directions, abs=1e-6)

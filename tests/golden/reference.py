@@ -1,11 +1,13 @@
 """Reference results: factors of small models, and every public result scored from them.
 
-``python tests/golden/reference.py`` writes the files of the current code. The test compares results with the files of
-an earlier version, so the files change only when a result is meant to change.
+``python tests/golden/reference.py NAME ...`` writes the files of some models with the current code, without names those
+of all. The test compares results with the files of an earlier version, so the files change only when a result is meant
+to change.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,10 +132,12 @@ def fit(golden: Golden) -> IFComp:
     return IFComp(golden.model, **golden.options).fit([golden.train], progress=False)
 
 
-def main() -> None:
-    """Write all files."""
-    found = {}
+def main(names: list[str]) -> None:
+    """Write the files of the models with these names, or all."""
+    found = load_file(RESULTS) if names else {}
     for golden in goldens():
+        if names and golden.name not in names:
+            continue
         ifc = fit(golden)
         ifc.save(FOLDER / f"{golden.name}.ifcomp")
         found |= {f"{golden.name}/{name}": value for name, value in results(ifc, golden).items()}
@@ -141,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -48,10 +48,14 @@ DAMPINGS: list[Damping] = [1e-1, 1e-5, Relative(0.1)]
 
 
 def network() -> nn.Module:
-    """Convolutions with padding, stride and dilation, with and without a bias, and two Linear."""
+    """Convolutions with padding, stride and dilation, with and without a bias, and two Linear.
+
+    Every output of a layer is used: kronfluence also counts the inputs of unused outputs.
+    """
     return nn.Sequential(
-        *(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 2, stride=2, dilation=2, bias=False), nn.Tanh()),
-        *(nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, CLASSES)),
+        *(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(4, 3, 2, dilation=2, padding=1, bias=False), nn.Tanh()),
+        *(nn.Flatten(), nn.Linear(27, 6), nn.Tanh(), nn.Linear(6, CLASSES)),
     )
 
 

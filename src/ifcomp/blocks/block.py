@@ -97,8 +97,24 @@ class Block(ABC):
         """
         return None
 
-    def input_covariance(self, inputs: Any) -> Tensor | None:
-        """``sum a a^T`` over examples and positions, [G, side, side]; None without an input basis."""
+    def active_positions(self, output_grads: Tensor) -> Tensor | None:
+        """Whether the output gradient of a position is not zero, [B, G, T]; None without an input basis.
+
+        Inactive positions, such as padded tokens, contribute nothing to gradients.
+
+        Args:
+            output_grads: Output gradients of cotangents from `ifcomp.curvature.labels.directions_and_sizes`, which do
+                not underflow.
+        """
+        return None
+
+    def input_covariance(self, inputs: Any, active: Tensor | None) -> Tensor | None:
+        """``sum a a^T`` over examples and active positions, [G, side, side]; None without an input basis.
+
+        Args:
+            inputs: Canonical inputs.
+            active: Result of `active_positions`.
+        """
         return None
 
     def output_covariance(self, output_grads: Tensor) -> Tensor | None:

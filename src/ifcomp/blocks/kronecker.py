@@ -6,6 +6,9 @@ that is always 1. Canonical output gradients b are [B, C, G, O, T] for C cotange
 
 With shared offsets (SUA, spatially uncorrelated activations) one input basis over channels serves all offsets of a
 convolution kernel. Unfolding moves values and never mixes channels, so channels are rotated before they are unfolded.
+
+The input covariance is over positions whose output gradient is not zero, so the basis does not depend on the amount of
+padding. With shared offsets it is over input positions that an active output position depends on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from ifcomp.blocks.block import Basis, Block, FactorShapes, Form
 from ifcomp.blocks.kronecker_forms import DirectForm, gradient_slabs, pair_form
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, rotate
 from ifcomp.blocks.kronecker_plan import KroneckerPlan, make_plan
+
+#: Rounding errors of a backward pass are below this multiple of the unit of precision.
+_ROUNDING = 100
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,25 @@ class KroneckerBlock(Block):
     ) -> KroneckerPlan:
         return make_plan(self.shape, inputs.positions, chunk_size, cotangents, condition)
 
-    def input_covariance(self, inputs: KroneckerInputs) -> Tensor:
-        return _outer_products(inputs.channels() if self.shape.shares_offsets else inputs.unfold())
+    def active_positions(self, output_grads: Tensor) -> Tensor:
+        """A gradient counts as zero below the rounding errors of the example's largest.
+
+        Fused attention computes the zero gradient of a query with a single key with such errors, and finite masks give
+        padding a gradient of this order or less.
+        """
+        sizes = output_grads.abs().sum(3)  # [B, C, G, T]
+        rounding = _ROUNDING * torch.finfo(sizes.dtype).eps * sizes.amax((2, 3), keepdim=True)
+        return (sizes > rounding).any(1)
+
+    def input_covariance(self, inputs: KroneckerInputs, active: Tensor | None) -> Tensor:
+        assert active is not None
+        if self.shape.shares_offsets:
+            values, counted = inputs.channels(), inputs.active_channels(active)
+        else:
+            values, counted = inputs.unfold(), active
+        if not counted.all():
+            values = values * counted.unsqueeze(2).to(values.dtype)
+        return _outer_products(values)
 
     def output_covariance(self, output_grads: Tensor) -> Tensor:
         return _outer_products(output_grads.flatten(0, 1))

@@ -109,6 +109,24 @@ class KroneckerInputs:
         parts = [call.channels.to(self.dtype).flatten(4).permute(0, 2, 3, 1, 4).flatten(3) for call in self.calls]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
+    def active_channels(self, active: Tensor) -> Tensor:
+        """Whether an input position is in the patch of an active output position, [B, G, N] in the order of `channels`.
+
+        Args:
+            active: [B, G, T].
+        """
+        parts, first = [], 0
+        for call in self.calls:
+            rows = call.channels[:, :, :, :1].to(self.dtype).flatten(0, 1)  # [B*R, G, 1, *S]
+            patches, fold = torch.func.vjp(call.unfold, rows)[:2]
+            count = call.channels.shape[1] * patches.shape[3]
+            by_row = active[..., first : first + count].unflatten(2, (-1, patches.shape[3]))  # [B, G, R, T']
+            chosen = by_row.transpose(1, 2).flatten(0, 1).unsqueeze(2).expand_as(patches)
+            pixels = fold(chosen.to(self.dtype))[0].reshape(call.channels[:, :, :, 0].shape)  # [B, R, G, *S]
+            parts.append(pixels.flatten(3).transpose(1, 2).flatten(2) > 0)
+            first += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
 
 def rotate(basis: Tensor, values: Tensor) -> Tensor:
     """``Q^T v`` at every position.

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ifcomp.blocks.block import Basis
-from ifcomp.curvature.labels import Cotangents
+from ifcomp.curvature.labels import Cotangents, directions_and_sizes
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
-from ifcomp.precision import as_double
+from ifcomp.precision import as_double, as_type_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class CovarianceSums:
     """Sums of outer products over examples and positions.
 
     Attributes:
-        inputs: ``sum a a^T`` [G, C, C] by block; blocks with one-hot inputs have none.
+        inputs: ``sum a a^T`` over active positions, [G, C, C] by block; blocks with one-hot inputs have none.
         outputs: ``sum b b^T`` [G, O, O] by block, for each of the settings.
     """
 
@@ -56,20 +56,33 @@ class CovarianceSums:
     def add(self, recording: Recording, cotangents: Sequence[Cotangents], chunk_size: int) -> None:
         """Add the outer products of one microbatch.
 
+        A position counts in the input covariance if its output gradient is not zero for a cotangent. Backward passes
+        start from cotangents of equal size, so confident examples count like all others.
+
         Args:
             recording: The forward pass.
             cotangents: Fisher cotangents of each of the settings.
             chunk_size: Number of cotangents to stack.
         """
         blocks = [block for block in recording.blocks if block.has_eigenbasis]
-        for block in blocks:
-            if (products := block.input_covariance(recording.inputs(block))) is not None:
-                self.inputs[block.name].add_(products)
+        active: dict[str, Tensor] = {}
         for totals, vectors in zip(self.outputs, cotangents, strict=True):
             for chunk in vectors.chunks(chunk_size):
-                for block, _, output_grads in recording.canonical(chunk, blocks):
-                    if (products := block.output_covariance(output_grads)) is not None:
+                directions, sizes = directions_and_sizes(chunk)
+                for block, _, output_grads in recording.canonical(directions, blocks):
+                    if (positions := block.active_positions(output_grads)) is not None:
+                        active[block.name] = positions | active.get(block.name, positions)
+                    if (products := block.output_covariance(_scale(output_grads, sizes))) is not None:
                         totals[block.name].add_(products)
+        for block in blocks:
+            if (products := block.input_covariance(recording.inputs(block), active.get(block.name))) is not None:
+                self.inputs[block.name].add_(products)
+
+
+def _scale(output_grads: Tensor, sizes: Tensor) -> Tensor:
+    """Multiply output gradients [B, C, ...] by sizes [C, B]."""
+    ones = [1] * (output_grads.dim() - 2)
+    return output_grads * as_type_of(sizes.T, output_grads).reshape(*output_grads.shape[:2], *ones)
 
 
 def second_moment_sums(recorder: Recorder) -> dict[str, Tensor]:

@@ -109,6 +109,19 @@ def fisher_cotangents(
     return Cotangents(settings.label_samples, draw)
 
 
+def directions_and_sizes(cotangents: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of cotangents [C, B, K]: directions whose largest entry is 1, and sizes [C, B].
+
+    Backward passes of directions do not underflow, however confident the model is. A zero cotangent has an arbitrary
+    direction without zeros.
+    """
+    sizes = cotangents.abs().amax(-1)
+    classes = cotangents.shape[-1]
+    arbitrary = torch.arange(1, classes + 1, dtype=cotangents.dtype, device=cotangents.device) / classes
+    wide = sizes.unsqueeze(-1)
+    return torch.where(wide > 0, cotangents / wide, arbitrary), sizes
+
+
 def _draw(probability: Tensor, settings: FitSettings, pass_index: int, first_position: int, draw: int) -> Tensor:
     """One importance sample of a label residual per example, over the root of their number, [B, K]."""
     sizes = squared_residuals(probability)
