@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 from torch.testing import assert_close
 from transformers.pytorch_utils import Conv1D
 
-from cases import ATTENTION_CASES, CONV_CASES, EMBEDDING_CASES, LAYER_CASES, MODEL_CASES, RECURRENT_CASES, Case
+from cases import ATTENTION_CASES, CONV_CASES, EMBEDDING_CASES, LAYER_CASES, MODEL_CASES, RECURRENT_CASES, Case, Folded
 from oracles import (
     Convolution,
     Inputs,
@@ -267,11 +267,12 @@ def test_second_moments_are_the_diagonal_of_the_rotated_fisher() -> None:
 # Covariances -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CONV_CASES[:-1], ids=str)
+@pytest.mark.parametrize("case", CONV_CASES, ids=str)
 def test_patches_times_kernel_is_the_convolution(case: Case) -> None:
-    module = case.make().double()[0]
+    model, x = case.make().double(), case.sample(2).double()
+    module = model.layer if isinstance(model, Folded) else model[0]
     assert isinstance(module, Convolution)
-    x = case.sample(2).double()
+    x = x.flatten(0, 1) if isinstance(model, Folded) else x
     kernel = module.weight.reshape(module.groups, module.out_channels // module.groups, -1)
     product = torch.einsum("bgtj,goj->bgot", patches(x, module), kernel).flatten(1, 2)
     bias = 0.0 if module.bias is None else module.bias[:, None]
