@@ -175,7 +175,16 @@ def ragged(lengths: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "lengths", [((4, 4, 4, 4), (3, 4, 4, 5)), ((4, 4, 4, 4), (1, 2, 3, 6)), ((2, 3, 4, 5), (4, 4, 4, 4))], ids=str
+    "lengths",
+    [
+        ((4, 4, 4, 4), (3, 4, 4, 5)),
+        ((4, 4, 4, 4), (3, 5, 4, 4)),
+        ((4, 4, 4, 4), (5, 3, 4, 4)),
+        ((4, 4, 4, 4), (4, 4, 2, 6)),
+        ((4, 4, 4, 4), (1, 2, 3, 6)),
+        ((2, 3, 4, 5), (4, 4, 4, 4)),
+    ],
+    ids=str,
 )
 def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
     """The number of tokens is divisible by the number of examples in every batch."""
