@@ -41,6 +41,7 @@ class LayerCall:
         part: Slice of the output's last axis that belongs to the block; None for all of it.
         shape: Shape of that part of the output.
         version: Version counter of the input, to detect later in-place changes.
+        arguments: Weight and bias as used, for a layer that is recorded by function.
     """
 
     value: Tensor
@@ -48,6 +49,7 @@ class LayerCall:
     part: slice | None
     shape: torch.Size
     version: int
+    arguments: Sequence[Tensor | None] = ()
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,17 @@ class Recording:
         self._inputs: dict[str, Any] = {}
         self._known_owners: dict[tuple[int, int], Owners | None] = {}
 
-    def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
+    def add(
+        self,
+        name: str,
+        value: Tensor,
+        output: Tensor,
+        part: slice | None = None,
+        arguments: Sequence[Tensor | None] = (),
+    ) -> None:
         """Record one call of a layer."""
         shape = output.shape if part is None else output[..., part].shape
-        call = LayerCall(value.detach(), get_gradient_edge(output), part, shape, value._version)
+        call = LayerCall(value.detach(), get_gradient_edge(output), part, shape, value._version, arguments)
         self.calls.setdefault(name, []).append(call)
 
     def set_layout(self, layer: Layer, layout: Layout) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.errors import ModelError
+from ifcomp.layers.expected import expected_gradients, explains_parameters
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recording import Recording, random_cotangent
@@ -64,22 +65,42 @@ def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, 
         ModelError: If they differ.
     """
     cotangent = random_cotangent(recording.logits)
+    tolerance = torch.finfo(recording.logits.dtype).eps ** 0.5
     owned = {name: parameters[name] for name in layer.block.parameters}
-    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
-    filled = [
-        torch.zeros_like(value) if grad is None else grad for value, grad in zip(owned.values(), grads, strict=True)
-    ]
+    found = expected_gradients(recording, [layer], owned, cotangent)
+    is_complete = not layer.arguments or explains_parameters(recording, layer, found, owned, tolerance)
     with torch.no_grad():
-        expected = layer.gradient(dict(zip(owned, filled, strict=True))).to(recording.dtype)
+        expected = found.of_layer(layer).to(recording.dtype)
         output_grads = recording.output_grads(cotangent.unsqueeze(0), [layer.block])[layer.name]
         actual = layer.block.gradients(recording.inputs(layer.block), output_grads).sum((0, 1))
-        tolerance = torch.finfo(recording.logits.dtype).eps ** 0.5
-        if (actual - expected).norm() > tolerance * expected.norm():
+        if not is_complete or (actual - expected).norm() > tolerance * expected.norm():
             raise ModelError(
                 f"Layer '{layer.name}' was not called on the examples that were verified first, and its gradient "
                 "differs from that of autograd: its parameters are also used outside of the layer. Begin with a batch "
                 "in which the layer runs, or leave it out with layers= or requires_grad_(False)."
             )
+
+
+def check_unused(recording: Recording, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if the logits depend on parameters of layers without a recorded call.
+
+    Args:
+        recording: A recorded batch.
+        layers: Layers that were not called.
+        parameters: The model's parameters by name.
+    """
+    owned = {name: parameters[name] for layer in layers for name in layer.block.parameters}
+    if not owned:
+        return
+    cotangent = random_cotangent(recording.logits)
+    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
+    used = [name for name, grad in zip(owned, grads, strict=True) if grad is not None and grad.any()]
+    if used:
+        raise ModelError(
+            f"The parameter '{used[0]}' is used in another way than on the examples that were verified first, so its "
+            "gradient cannot be formed. Begin with a batch in which it is used in this way, or freeze it with "
+            "requires_grad_(False)."
+        )
 
 
 def _fits(layer: Layer, recording: Recording) -> bool:

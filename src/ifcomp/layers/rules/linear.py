@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
-from ifcomp.layers.layer import KroneckerLayer, TrackedModule
-from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.layer import KroneckerLayer, Layer, TrackedModule
+from ifcomp.layers.registry import Selection, argument_names, qualified_name, register
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class LinearLayer(KroneckerLayer):
     """
 
     first_row: int = 0
+
+    def by_function(self) -> Layer:
+        return self
 
     def input_axes(self, value: Tensor) -> int:
         return 1
@@ -65,7 +68,7 @@ def has_weight(parameters: list[str]) -> bool:
 def linear(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
     """One Kronecker block."""
     assert isinstance(module, nn.Linear)
-    parameters = [qualified_name(name, parameter) for parameter in trainable_names(module, "weight", "bias")]
+    parameters = [qualified_name(name, parameter) for parameter in argument_names(module)]
     if not parameters:
         return None
     block = linear_block(name, parameters, module.in_features, module.out_features)
