@@ -37,6 +37,7 @@ EXACT = (
     "LSTM, packed, bidirectional",
     "GRU, two layers, bidirectional",
     "tokens without padding",
+    "attention, scaled in place",
     "TransformerEncoder, batch second",
     "TransformerEncoder, batch first, padding mask",
     "TransformerEncoder, norm first, padding mask",

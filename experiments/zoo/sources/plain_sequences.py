@@ -129,6 +129,22 @@ class Encoder(nn.Module):
         return self.head((x * weights).sum(1) / weights.sum(1))
 
 
+class ScaledInPlace(nn.Module):
+    """Attention with the batch second, whose queries are scaled in place, as in Longformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(4, 6) for _ in range(3))
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        q /= 6**0.5
+        weights = torch.einsum("ibd,jbd->bij", q, k).softmax(-1)
+        return self.head(torch.einsum("bij,jbd->bd", weights, v) / len(x))
+
+
 class Seq2Seq(nn.Module):
     """``nn.Transformer`` with a learned query."""
 
@@ -226,6 +242,7 @@ _SERIES: dict[str, Callable[[], nn.Module]] = {
     "LSTMCell in a loop": lambda: CellLoop(nn.LSTMCell),
     "GRUCell in a loop": lambda: CellLoop(nn.GRUCell),
     "nn.Transformer": Seq2Seq,
+    "attention, scaled in place": ScaledInPlace,
     "MLP-Mixer of a series": Mixer,
 }
 _TOKENS: dict[str, Callable[[], nn.Module]] = {
