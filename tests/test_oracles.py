@@ -267,7 +267,7 @@ def test_second_moments_are_the_diagonal_of_the_rotated_fisher() -> None:
 # Covariances -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CONV_CASES[:-1], ids=str)
+@pytest.mark.parametrize("case", [case for case in CONV_CASES if "folded" not in case.name], ids=str)
 def test_patches_times_kernel_is_the_convolution(case: Case) -> None:
     module = case.make().double()[0]
     assert isinstance(module, Convolution)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from experiments.zoo.entry import Inputs
 from ifcomp import IFComp
+from ifcomp.layers.layer import Layer
 
 #: Gradients below this multiple of the model's largest gradient are rounding errors.
 ROUNDING = 1e-12
@@ -32,24 +33,40 @@ class BlockView:
 
     Attributes:
         name: Name of the block.
-        parameters: Names of its parameters.
+        parameters: Names of its parameters, or of its effective weights.
         arrange: Arranges arrays by parameter name as one vector in the order of the block.
+        sources: Names of the parameters from which effective weights are computed.
     """
 
     name: str
     parameters: tuple[str, ...]
     arrange: Callable[[Mapping[str, Tensor]], Tensor]
+    sources: tuple[str, ...] = ()
 
 
 def block_views(ifc: IFComp) -> list[BlockView]:
     """Return all blocks of a fitted predictor."""
     assert ifc._recorder is not None
     inventory = ifc._recorder.inventory
-    views = [BlockView(layer.name, layer.block.parameters, layer.gradient) for layer in inventory.layers]
+    views = [
+        _effective_view(layer) if layer.arguments else BlockView(layer.name, layer.block.parameters, layer.gradient)
+        for layer in inventory.layers
+    ]
     for block in inventory.others:
         names = block.parameters
         views.append(BlockView(block.name, names, lambda values, names=names: _flat(values, names)))
     return views
+
+
+def _effective_view(layer: Layer) -> BlockView:
+    """The block of a layer that is recorded by function. Its weight and bias can be computed from parameters."""
+    names = tuple(f"{layer.name}.{argument}" for argument in layer.arguments)
+    return BlockView(
+        layer.name,
+        names,
+        lambda values: layer.argument_gradient([values[name] for name in names]),
+        layer.block.parameters,
+    )
 
 
 def uncovered(views: Sequence[BlockView], shapes: Mapping[str, torch.Size]) -> list[str]:
@@ -66,7 +83,9 @@ def uncovered(views: Sequence[BlockView], shapes: Mapping[str, torch.Size]) -> l
         indices[name] = torch.arange(start, start + shape.numel(), dtype=torch.float64).reshape(shape)
         start += shape.numel()
     for view in views:
-        if all(name in indices for name in view.parameters):
+        for name in view.sources:
+            counts[indices[name].long()] += 1
+        if not view.sources and all(name in indices for name in view.parameters):
             order = view.arrange({name: indices[name] for name in view.parameters}).long()
             counts.index_add_(0, order, torch.ones_like(order))
     return [name for name, index in indices.items() if not (counts[index.long()] == 1).all()]
@@ -117,7 +136,10 @@ class DenseGradients:
         if name not in self._effective:
             return [self._parameters[name]]
         module, _, attribute = name.rpartition(".")
-        return [call[attribute] for call in captured[module]]
+        used = [call[attribute] for call in captured[module]]
+        if not used:  # the module is not called, or calls no affine function
+            return [self._parameters[name]]
+        return list({id(weight): weight for weight in used}.values())
 
 
 def _total(grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
@@ -195,7 +217,8 @@ class Reference:
         self.factors, self._beta = ifc.factors, ifc.beta
         self.views = block_views(ifc)
         names = dict.fromkeys(name for view in self.views for name in view.parameters)
-        self._dense = DenseGradients(model, list(names))
+        effective = [name for view in self.views if view.sources for name in view.parameters]
+        self._dense = DenseGradients(model, list(names), effective)
 
     def label_gradients(self, example: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return probabilities [K] and rotated label gradients [K, ...] of every block, for a batch of one."""

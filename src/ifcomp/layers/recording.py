@@ -226,12 +226,13 @@ class Recording:
             calls = [(layer, call) for layer in layers for call in self.calls[layer.name]]
             cotangent = random_cotangent(self.logits)
 
-            def row_norms(mask: Tensor) -> list[Tensor]:
-                grads = self.backward(cotangent * mask.unsqueeze(1), layers)
+            def row_grads(factors: Tensor) -> list[Tensor]:
+                scaled = cotangent * as_type_of(factors, cotangent).unsqueeze(1)
+                grads = self._backward(scaled, layers, None)
                 found = [(layer, self._call_grad(call, grads)) for layer, call in calls]
-                return [_row_norms(grad, layer.output_axes(grad)) for layer, grad in found]
+                return [_rows(grad, layer.output_axes(grad)) for layer, grad in found]
 
-            owners = find_owners(row_norms, self.batch_size, self.logits.device)
+            owners = find_owners(row_grads, self.batch_size, self.logits.device)
             self._known_owners |= {_key(call.edge): found for (_, call), found in zip(calls, owners, strict=True)}
         owners_of_call = self._known_owners[_key(call.edge)]
         if owners_of_call is None:
@@ -241,12 +242,6 @@ class Recording:
                 "layers= or requires_grad_(False)."
             )
         return owners_of_call
-
-    def is_arranged(self, layers: Sequence[Layer]) -> dict[str, bool]:
-        """Whether the layouts assign rows to the right examples: one backward pass with every other cotangent zero."""
-        mask = torch.arange(self.batch_size, device=self.logits.device) % 2 == 0
-        grads = self.backward(random_cotangent(self.logits) * mask.unsqueeze(1), layers)
-        return {layer.name: not self.arrange(layer, grads)[~mask].any() for layer in layers}
 
     def check_unchanged(self, layer: Layer) -> None:
         """Raise ModelError if an input was changed in place after the layer used it."""
@@ -288,11 +283,9 @@ def check_half(gradients: Iterable[Tensor | None]) -> None:
         )
 
 
-def _row_norms(grad: Tensor, feature_axes: int) -> Tensor:
-    """Norms of the rows of ``[leading..., features...]``, [N]."""
-    rows = grad.reshape(-1, max(1, grad.shape[grad.dim() - feature_axes :].numel()))
-    norms: Tensor = rows.float().norm(dim=1)
-    return norms
+def _rows(grad: Tensor, feature_axes: int) -> Tensor:
+    """The rows of ``[leading..., features...]``, [N, features]."""
+    return grad.reshape(-1, max(1, grad.shape[grad.dim() - feature_axes :].numel()))
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Layouts of layers that do not run as on the verified examples.
 
-Tokens without padding, experts and layers behind a condition see other rows in every batch. Their layout is settled
-again for each batch: it is kept if it assigns the rows to the right examples, else the rows are scattered.
+Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the layout does not
+fit, or the number of rows per example may differ, the rows count as scattered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOLDED = (Layout.FIRST, Layout.FOLDED_SECOND)
 def settle_layouts(
     recording: Recording, layers: Sequence[Layer], verified_rows: Mapping[str, Collection[int]], fixed_rows: bool
 ) -> None:
-    """Check the layout of every layer call, and scatter the rows where it does not hold.
+    """Scatter the rows of layers whose layout may not hold for a batch.
 
     Args:
         recording: A recorded batch.
@@ -32,18 +32,11 @@ def settle_layouts(
         verified_rows: Rows of the first axis per example, as verified.
         fixed_rows: Whether the number of rows cannot depend on the content of the inputs.
     """
-    called = [layer for layer in layers if layer.name in recording.calls]
-    scattered = [layer for layer in called if not _fits(layer, recording)]
-    doubtful = [
-        layer
-        for layer in called
-        if layer not in scattered and _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows)
-    ]
-    if doubtful:
-        is_right = recording.is_arranged(doubtful)
-        scattered += [layer for layer in doubtful if not is_right[layer.name]]
-    for layer in scattered:
-        recording.set_layout(layer, Layout.SCATTERED)
+    for layer in layers:
+        if layer.name not in recording.calls:
+            continue
+        if not _fits(layer, recording) or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows):
+            recording.set_layout(layer, Layout.SCATTERED)
 
 
 def first_axis_rows(layer: Layer, recording: Recording) -> set[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -168,23 +169,47 @@ def _final_layouts(result: _Comparison, inventory: Inventory, likely: Mapping[st
 
 
 def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
-    """Compare all gradients with autograd, for groups of examples until every layer is decided."""
+    """Compare all gradients with autograd, for groups of examples until every layer is decided.
+
+    The last group is compared again in reverse: a model can sort its batch, and the order may have been right before.
+    """
     recorder, result = Recorder(model, verified), _Comparison()
     layers = verified.inventory.layers
     with torch.autocast(recorder.device.type, enabled=False):
         for examples in _example_groups(batch):
-            plain = _plain_logits(model, examples.to(recorder.device))
-            with recorder.attached():
-                recording = recorder.record(examples.to(recorder.device), settle=False)
-                _check_logits(model, examples, recording.logits, plain)
+            with _checked_recording(recorder, examples) as recording:
                 result.order = result.order or tuple(recording.calls)
                 result.num_classes = recording.logits.shape[1]
-                _compare_group(
-                    model, [layer for layer in layers if layer.name not in result.layouts], recording, result
-                )
+                undecided = [layer for layer in layers if layer.name not in result.layouts]
+                _compare_group(model, undecided, recording, result)
             if len(result.layouts) == len(layers):
                 break
+        with _checked_recording(recorder, examples.select(torch.tensor([2, 1, 0]))) as recording:
+            _confirm(model, layers, recording, result)
     return result
+
+
+@contextmanager
+def _checked_recording(recorder: Recorder, examples: Batch) -> Iterator[Recording]:
+    """Record a group of examples and check the logits."""
+    plain = _plain_logits(recorder.model, examples.to(recorder.device))
+    with recorder.attached():
+        recording = recorder.record(examples.to(recorder.device), settle=False)
+        _check_logits(recorder.model, examples, recording.logits, plain)
+        yield recording
+
+
+def _confirm(model: nn.Module, layers: Sequence[Layer], recording: Recording, result: _Comparison) -> None:
+    """Scatter the rows of layers whose layout does not hold for other examples."""
+    decided = [
+        layer for layer in layers if layer.name in recording.calls and result.layouts.get(layer.name) in _COMPARED
+    ]
+    comparison = _Comparison()
+    _compare_group(model, decided, recording, comparison)
+    result.wrong |= comparison.wrong
+    for name, layout in comparison.layouts.items():
+        if layout is not result.layouts[name]:
+            result.layouts[name] = None if layout is None else Layout.SCATTERED
 
 
 def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recording, result: _Comparison) -> None:
