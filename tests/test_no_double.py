@@ -18,8 +18,6 @@ from ifcomp.oracle.hindsight import hindsight
 from ifcomp.tuning import choose_ood_beta, tune
 from pretended_device import DEVICE, DeviceTensor, MixedDevicesError, NoDoubleError, on_device, pretended_device
 
-#: Code that has float64 on the device.
-
 #: An MLP, a conv net with BatchNorm, attention, an embedding, parameters without a rule.
 _NAMES = ["linear", "lenet", "encoder_layer", "embedding", "embedding_bag_mean", "class_token", "lstm"]
 

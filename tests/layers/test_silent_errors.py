@@ -35,23 +35,24 @@ def assert_batches_do_not_matter(ifc: IFComp, x: Tensor, rtol: float = 1e-9) -> 
 
 
 class SequenceFirst(nn.Module):
-    """A default encoder, whose batch is the second axis."""
+    """A default encoder, whose batch is the second axis. Wide hidden layers have the largest gradients by far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 2, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 3)
+        self.embed, self.head = nn.Embedding(20, 32), nn.Linear(32, 3)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4), 4, enable_nested_tensor=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(x.transpose(0, 1)).mean(0))
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(tokens.transpose(0, 1))).mean(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_has_the_layouts_of_float64(dtype: torch.dtype) -> None:
-    x = randn(6, 12, 16)
-    expected = verified(seeded(SequenceFirst)().double(), x.double())
+    tokens = torch.randint(20, (6, 12), generator=torch.Generator().manual_seed(0))
+    expected = verified(seeded(SequenceFirst)().double(), tokens)
     model = seeded(SequenceFirst)().to(dtype)
-    result = verified(model, x.to(dtype))
+    result = verified(model, tokens)
+    assert set(expected.layouts.values()) == {Layout.FIRST, Layout.SECOND}
     assert result.layouts == expected.layouts
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
@@ -68,7 +69,11 @@ class FaintBranch(nn.Module):
         return self.head(x.mean(1) + self.scale * hidden)
 
 
-@pytest.mark.parametrize(("scale", "dtype"), [(1e-8, torch.float32), (1e-17, torch.float64)], ids=str)
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e-2, torch.bfloat16), (1e-3, torch.float16), (1e-8, torch.float32), (1e-17, torch.float64)],
+    ids=str,
+)
 def test_small_gradients_are_compared_at_their_scale(scale: float, dtype: torch.dtype) -> None:
     result = verified(seeded(partial(FaintBranch, scale))().to(dtype), randn(6, 9, 4).to(dtype))
     assert result.layouts["branch"] is Layout.SECOND
@@ -182,6 +187,4 @@ def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
     assert all(row.treatment != "diagonal" for row in result.coverage.rows if row.name in ("embed", "body", "head"))
     for x in data:
         assert_batches_do_not_matter(result, x)
-    for name in ("embed", "norm"):  # bases that do not depend on padding
-        moments = (ifc.factors.blocks[name].second_moments.sort().values for ifc in (result, expected))
-        assert_close(*moments, rtol=1e-9, atol=1e-15)
+        assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)

@@ -67,9 +67,7 @@ class KroneckerBlock(Block):
             values, counted = inputs.channels(), inputs.active_channels(active)
         else:
             values, counted = inputs.unfold(), active
-        if not counted.all():
-            values = values * counted.unsqueeze(2).to(values.dtype)
-        return _outer_products(values)
+        return _outer_products(values * counted.unsqueeze(2).to(values.dtype))  # a condition would synchronise a GPU
 
     def output_covariance(self, output_grads: Tensor) -> Tensor:
         return _outer_products(output_grads.flatten(0, 1))
