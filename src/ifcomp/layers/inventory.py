@@ -73,18 +73,25 @@ class Inventory:
         )
 
     def by_function(self, names: Collection[str]) -> Inventory:
-        """Record modules by the functions that use their parameters, where that is possible.
+        """Record modules by the functions that use their weights, where that is possible.
+
+        The bias is separate: a parent module may compute another one.
 
         Args:
             names: Names of blocks of modules that are not called.
         """
-        return replace(
-            self,
-            tracked=tuple(
-                (as_function(tracked) or tracked) if any(layer.name in names for layer in tracked.layers) else tracked
-                for tracked in self.tracked
-            ),
-        )
+        tracked, bare = [], list(self.bare)
+        for module in self.tracked:
+            function = None
+            if not module.by_function and any(layer.name in names for layer in module.layers):
+                weights = module.restrict(layer.without_bias() for layer in module.layers)
+                function = None if weights is None else as_function(weights)
+            if function is not None:
+                kept = {name for layer in function.layers for name in layer.block.parameters}
+                rest = [name for layer in module.layers for name in layer.block.parameters if name not in kept]
+                bare += [bare_layer(name, self.sizes[name]) for name in rest]
+            tracked.append(function or module)
+        return replace(self, tracked=tuple(tracked), bare=tuple(bare))
 
     def keep(self, names: Collection[str]) -> Inventory:
         """Leave out all blocks but those of these names."""
@@ -106,7 +113,12 @@ class Inventory:
 
     def demote_to(self, names: Collection[str]) -> Inventory:
         """Demote blocks that the factors contain only as diagonal blocks of single parameters."""
-        return self.demote(
+        split = {
+            layer.name
+            for layer in self.layers
+            if layer.name in names and any(other in names for other in layer.block.parameters if other != layer.name)
+        }
+        return self.by_function(split).demote(
             {
                 layer.name
                 for layer in self.layers
@@ -161,13 +173,17 @@ def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
     tracked = _tracked_modules(model, selection, tied | set(offenders))
     claimed = {name for module in tracked for layer in module.layers for name in layer.block.parameters}
     rest = [name for name in _unique(trainable) if name not in claimed and name not in offenders]
-    bare = [DiagonalBlock(name, "parameter", (name,), sizes[name]) for name in rest if name not in tied]
     others = [DiagonalBlock(name, "tied parameter", (name,), sizes[name]) for name in rest if name in tied]
     frozen = {name: parameter for name, parameter in owned if not parameter.requires_grad}
     left_out = [CoverageRow(name, "-", "frozen", sizes[name], False) for name in _unique(frozen)]
     left_out += [CoverageRow(name, "-", f"skipped: {reason}", sizes[name], False) for name, reason in offenders.items()]
-    layers = tuple(BareParameterLayer(block, has_weight=False) for block in bare)
-    return Inventory(tuple(tracked), layers, tuple(others), tuple(left_out), sizes)
+    bare = tuple(bare_layer(name, sizes[name]) for name in rest if name not in tied)
+    return Inventory(tuple(tracked), bare, tuple(others), tuple(left_out), sizes)
+
+
+def bare_layer(name: str, size: int) -> BareParameterLayer:
+    """The layer of a parameter that is used without a module."""
+    return BareParameterLayer(DiagonalBlock(name, "parameter", (name,), size), has_weight=False)
 
 
 def _check_trainable(owned: Sequence[tuple[str, nn.Parameter]], trainable: Mapping[str, nn.Parameter]) -> None:

@@ -69,6 +69,10 @@ class Layer(ABC):
         """The layer for inputs that `ifcomp.layers.functions` reports; None if there is none."""
         return None
 
+    def without_bias(self) -> Layer:
+        """The layer of the weight alone, if the block can be split."""
+        return self
+
     def argument_gradient(self, argument_grads: Sequence[Tensor]) -> Tensor:
         """Autograd's gradients of the function's arguments in the order of `Block.gradients`, [P]."""
         plain = replace(self, block=replace(self.block, parameters=self.arguments))

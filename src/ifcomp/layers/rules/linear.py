@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,13 @@ class LinearLayer(KroneckerLayer):
 
     def by_function(self) -> Layer:
         return self
+
+    def without_bias(self) -> Layer:
+        shape = self.block.shape
+        if not (shape.has_bias and self.has_weight):
+            return self
+        inputs = shape.basis_size - 1
+        return replace(self, block=linear_block(self.name, [self.block.parameters[0]], inputs, shape.out_features))
 
     def input_axes(self, value: Tensor) -> int:
         return 1
