@@ -1,9 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test test-second-tier test-all test-lowest coverage faults fuzz mutants lint docs bench clean
+.PHONY: setup demo test test-second-tier test-all test-lowest coverage faults fuzz mutants zoo lint docs bench clean
 
 setup: $(STAMP)
 
@@ -57,5 +58,15 @@ fuzz: setup  # needs atheris: .venv/bin/python -m pip install atheris==3.0.0
 mutants: setup  # needs mutmut: .venv/bin/python -m pip install mutmut==3.8.0
 	$(BIN)/python tests/mutation/run.py
 
+zoo: setup $(VENV)-zoo/.installed  # architectures of other packages; ZOO="'timm/*' --again" selects and repeats
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)-zoo/bin/python -m experiments.zoo.run $(ZOO)
+
+$(VENV)-zoo/.installed: $(STAMP) requirements-zoo.txt  # the packages of $(VENV), and those that only the zoo needs
+	test -x $(VENV)-zoo/bin/python || $(PYTHON) -m venv $(VENV)-zoo
+	$(BIN)/python -c $(PURELIB) > $$($(VENV)-zoo/bin/python -c $(PURELIB))/shared.pth
+	echo $(CURDIR)/src >> $$($(VENV)-zoo/bin/python -c $(PURELIB))/shared.pth
+	$(VENV)-zoo/bin/python -m pip install --quiet --no-deps -r requirements-zoo.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-lowest .coverage* site mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-zoo .coverage* site mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers.pytorch_utils import Conv1D
 
@@ -320,14 +319,6 @@ class Twice(nn.Module):
 
 class PlainLinear(nn.Linear):
     """A Linear by another name."""
-
-
-class ScaledLinear(nn.Linear):
-    """A Linear that doubles its weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``2 W x + b``."""
-        return functional.linear(x, 2.0 * self.weight, self.bias)
 
 
 class Counting(nn.Module):
@@ -918,7 +909,6 @@ USE_CASES = [
         pool=(2, 3),
     ),
     layer_case("linear_subclass", lambda: PlainLinear(4, 5), (4,), 5, weight("0")),
-    layer_case("linear_scaled", lambda: ScaledLinear(4, 5), (4,), 5, None, other=("0.weight", "0.bias")),
     layer_case("frozen_layer", lambda: nn.Linear(4, 5), (4,), 5, None, freeze=("0.weight", "0.bias")),
     layer_case(
         "frozen_weight",
@@ -943,15 +933,17 @@ USE_CASES = [
         ),
         ("token", "position", "scale1", "scale2"),
     ),
-    Case(
-        "weight_norm",
-        seeded(weight_normalised),
-        normal(4),
-        3,
-        (OracleBlock("kronecker", ("0.bias",)), weight("2")),
-        ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
-    ),
 ]
+
+#: A layer with an effective weight. Its blocks are not those of single parameters, so it is in no list.
+WEIGHT_NORM = Case(
+    "weight_norm",
+    seeded(weight_normalised),
+    normal(4),
+    3,
+    (OracleBlock("kronecker", ("0.bias",)), weight("2")),
+    ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
+)
 
 LAYER_CASES: list[Case] = [
     *LINEAR_CASES,

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cases import CASES, Case, mean
+from cases import CASES as LISTED_CASES
+from cases import WEIGHT_NORM, Case, mean
 from comparison import as_type, fitted
 from ifcomp import IFComp
 from oracles import Inputs
+
+CASES = {**LISTED_CASES, WEIGHT_NORM.name: WEIGHT_NORM}
 
 SIZE = 7
 

@@ -51,7 +51,7 @@ def modules(dtype: torch.dtype = torch.float64) -> list[Any]:
 
 
 def tracked(module: nn.Module) -> TrackedModule:
-    rule = find_rule(module)
+    rule, _ = find_rule(module)
     assert rule is not None
     found = rule("", module, Selection())
     assert found is not None
@@ -171,7 +171,7 @@ def test_batches_that_the_model_sorts() -> None:
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_projected_states_have_diagonal_blocks() -> None:
     module = nn.LSTM(3, 4, proj_size=2)
-    rule = find_rule(module)
+    rule, _ = find_rule(module)
     assert rule is not None
     assert rule("", module, Selection()) is None
 

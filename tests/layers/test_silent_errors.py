@@ -197,3 +197,30 @@ def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
     for x in data:
         assert_batches_do_not_matter(result, x)
         assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
+
+
+class Sorting(nn.Module):
+    """Sorts the examples by length before a layer, as code for packed sequences does."""
+
+    def __init__(self, sorts: bool) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+        self.sorts = sorts
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens > 0
+        order = mask.sum(1).argsort(descending=True, stable=True) if self.sorts else torch.arange(len(tokens))
+        hidden = self.body(self.embed(tokens[order])).tanh() * mask[order].unsqueeze(-1)
+        return self.head(hidden.sum(1)[order.argsort()])
+
+
+def test_models_that_sort_their_batch() -> None:
+    """The first examples are in order, so sorting does not change them."""
+    data = [ragged((6, 4, 2)), ragged((1, 5, 3, 2), seed=1)]
+    result, expected = (
+        IFComp(seeded(partial(Sorting, sorts))().double(), fisher="exact", damping=1e-2).fit(data)
+        for sorts in (True, False)
+    )
+    for x in data:
+        assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
+        assert_batches_do_not_matter(result, x)

@@ -229,5 +229,5 @@ def test_the_last_layer_is_the_last_in_the_forward_pass(tmp_path: Path) -> None:
 
 
 def test_the_last_layer_has_a_weight() -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), weight_norm(nn.Linear(5, 3)))
-    assert [row.name for row in IFComp(model, layers="last").coverage.rows if row.covered] == ["0"]
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), weight_norm(nn.Linear(5, 3)), nn.LayerNorm(3))
+    assert [row.name for row in IFComp(model, layers="last").coverage.rows if row.covered] == ["2"]

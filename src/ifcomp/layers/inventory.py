@@ -12,10 +12,11 @@ from torch import nn
 from ifcomp.blocks.block import Block
 from ifcomp.blocks.diagonal import DiagonalBlock
 from ifcomp.errors import ModelError, SettingError, UncoveredParametersError
+from ifcomp.layers.bare import BareParameterLayer
 from ifcomp.layers.coverage import Coverage, CoverageRow
 from ifcomp.layers.layer import Layer, TrackedModule
 from ifcomp.layers.model_checks import check_model
-from ifcomp.layers.registry import Selection, find_rule, qualified_name, supported_types
+from ifcomp.layers.registry import Selection, find_rule, qualified_name, sources, supported_types
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,22 @@ class Inventory:
 
     Attributes:
         tracked: Modules that the recorder hooks, with their layers.
+        bare: Parameters that are used without a module.
         others: Blocks of parameters without a layer rule.
         left_out: Parameters outside of all blocks, with the reason.
         sizes: Number of elements of every parameter.
     """
 
     tracked: tuple[TrackedModule, ...]
+    bare: tuple[Layer, ...]
     others: tuple[Block, ...]
     left_out: tuple[CoverageRow, ...]
     sizes: Mapping[str, int]
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """All layers, in the order of the model's modules."""
-        return tuple(layer for tracked in self.tracked for layer in tracked.layers)
+        """All layers: those of modules in the order of the model, then parameters that are used without a module."""
+        return (*(layer for tracked in self.tracked for layer in tracked.layers), *self.bare)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -47,10 +50,7 @@ class Inventory:
     @property
     def coverage(self) -> Coverage:
         """The coverage table."""
-        rows = [
-            CoverageRow(_printed(block.name), block.kind, block.treatment, block.size, True) for block in self.blocks
-        ]
-        return Coverage((*rows, *self.left_out))
+        return Coverage((*(self._row(block, block.treatment, True) for block in self.blocks), *self.left_out))
 
     def demote(self, names: Collection[str]) -> Inventory:
         """Replace the blocks of modules by one diagonal block per parameter.
@@ -60,28 +60,65 @@ class Inventory:
         """
         demoted = [tracked for tracked in self.tracked if any(layer.name in names for layer in tracked.layers)]
         parameters = [name for tracked in demoted for layer in tracked.layers for name in layer.block.parameters]
-        others = [DiagonalBlock(name, "parameter", (name,), self.sizes[name]) for name in dict.fromkeys(parameters)]
+        others: list[Block] = [
+            DiagonalBlock(name, "parameter", (name,), self.sizes[name]) for name in dict.fromkeys(parameters)
+        ]
+        others += [layer.block for layer in self.bare if layer.name in names]
         kept = [tracked.restrict(() if tracked in demoted else tracked.layers) for tracked in self.tracked]
-        return replace(self, tracked=tuple(filter(None, kept)), others=(*self.others, *others))
+        return replace(
+            self,
+            tracked=tuple(filter(None, kept)),
+            bare=tuple(layer for layer in self.bare if layer.name not in names),
+            others=(*self.others, *others),
+        )
+
+    def by_function(self, names: Collection[str]) -> Inventory:
+        """Record modules by the functions that use their weights, where that is possible.
+
+        The bias is separate: a parent module may compute another one.
+
+        Args:
+            names: Names of blocks of modules that are not called.
+        """
+        tracked, bare = [], list(self.bare)
+        for module in self.tracked:
+            function = None
+            if not module.by_function and any(layer.name in names for layer in module.layers):
+                weights = module.restrict(layer.without_bias() for layer in module.layers)
+                function = None if weights is None else as_function(weights)
+            if function is not None:
+                kept = {name for layer in function.layers for name in layer.block.parameters}
+                rest = [name for layer in module.layers for name in layer.block.parameters if name not in kept]
+                bare += [bare_layer(name, self.sizes[name]) for name in rest]
+            tracked.append(function or module)
+        return replace(self, tracked=tuple(tracked), bare=tuple(bare))
 
     def keep(self, names: Collection[str]) -> Inventory:
         """Leave out all blocks but those of these names."""
         tracked = [module.restrict(layer for layer in module.layers if layer.name in names) for module in self.tracked]
-        left_out = [
-            CoverageRow(_printed(block.name), block.kind, "not in layers=", block.size, False)
-            for block in self.blocks
-            if block.name not in names
-        ]
+        left_out = [self._row(block, "not in layers=", False) for block in self.blocks if block.name not in names]
         return replace(
             self,
             tracked=tuple(filter(None, tracked)),
+            bare=tuple(layer for layer in self.bare if layer.name in names),
             others=tuple(block for block in self.others if block.name in names),
             left_out=(*self.left_out, *left_out),
         )
 
+    def _row(self, block: Block, treatment: str, covered: bool) -> CoverageRow:
+        """A row of the coverage table. A block of effective weights stands for the parameters behind them."""
+        effective = any(layer.arguments and layer.block is block for layer in self.layers)
+        size = sum(self.sizes[name] for name in block.parameters) if effective else block.size
+        return CoverageRow(_printed(block.name), block.kind, treatment, size, covered)
+
     def demote_to(self, names: Collection[str]) -> Inventory:
         """Demote blocks that the factors contain only as diagonal blocks of single parameters."""
-        return self.demote(
+        split = {
+            layer.name
+            for layer in self.layers
+            if layer.name in names and any(other in names for other in layer.block.parameters if other != layer.name)
+        }
+        return self.by_function(split).demote(
             {
                 layer.name
                 for layer in self.layers
@@ -135,15 +172,18 @@ def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
     tied = {name for name, parameter in owned if owners[id(parameter)] > 1}
     tracked = _tracked_modules(model, selection, tied | set(offenders))
     claimed = {name for module in tracked for layer in module.layers for name in layer.block.parameters}
-    others = tuple(
-        DiagonalBlock(name, "tied parameter" if name in tied else "parameter", (name,), sizes[name])
-        for name in _unique(trainable)
-        if name not in claimed and name not in offenders
-    )
+    rest = [name for name in _unique(trainable) if name not in claimed and name not in offenders]
+    others = [DiagonalBlock(name, "tied parameter", (name,), sizes[name]) for name in rest if name in tied]
     frozen = {name: parameter for name, parameter in owned if not parameter.requires_grad}
     left_out = [CoverageRow(name, "-", "frozen", sizes[name], False) for name in _unique(frozen)]
     left_out += [CoverageRow(name, "-", f"skipped: {reason}", sizes[name], False) for name, reason in offenders.items()]
-    return Inventory(tuple(tracked), others, tuple(left_out), sizes)
+    bare = tuple(bare_layer(name, sizes[name]) for name in rest if name not in tied)
+    return Inventory(tuple(tracked), bare, tuple(others), tuple(left_out), sizes)
+
+
+def bare_layer(name: str, size: int) -> BareParameterLayer:
+    """The layer of a parameter that is used without a module."""
+    return BareParameterLayer(DiagonalBlock(name, "parameter", (name,), size), has_weight=False)
 
 
 def _check_trainable(owned: Sequence[tuple[str, nn.Parameter]], trainable: Mapping[str, nn.Parameter]) -> None:
@@ -170,8 +210,10 @@ def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str])
     """Modules with a rule, without those that use excluded parameters or are inside a module with its own forward."""
     found: list[TrackedModule] = []
     for name, module in model.named_modules():
-        rule = find_rule(module)
+        rule, is_inherited = find_rule(module)
         tracked = rule(name, module, selection) if rule is not None else None
+        if tracked is not None and (not is_inherited or sources(module, "weight") or sources(module, "bias")):
+            tracked = as_function(tracked)
         if tracked is None:
             continue
         parameters = {parameter for layer in tracked.layers for parameter in layer.block.parameters}
@@ -186,6 +228,29 @@ def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str])
         if child is not tracked.module
     }
     return [tracked for tracked in found if id(tracked.module) not in inside]
+
+
+def as_function(tracked: TrackedModule) -> TrackedModule | None:
+    """Record the layer of a module by the functions that use its parameters; None if that is not possible.
+
+    The block has all trainable parameters of the module: a weight can be computed from several of them.
+    """
+    layer = tracked.layers[0] if len(tracked.layers) == 1 else None
+    variant = layer.by_function() if layer is not None else None
+    if (
+        layer is None
+        or variant is None
+        or any(name.rpartition(".")[0] != layer.name for name in layer.block.parameters)
+    ):
+        return None
+    module = tracked.module
+    arguments = tuple(name.rpartition(".")[2] for name in layer.block.parameters)
+    computed = {**sources(module, "weight"), **sources(module, "bias")}
+    trainable = {**{name: value for name, value in module._parameters.items() if value is not None}, **computed}
+    names = [name for name, value in trainable.items() if value.requires_grad and (name != "bias" or name in arguments)]
+    parameters = tuple(qualified_name(layer.name, name) for name in sorted(names, key=lambda name: name == "bias"))
+    block = replace(layer.block, parameters=parameters)
+    return TrackedModule(module, (replace(variant, block=block, arguments=arguments),), by_function=True)
 
 
 def _matching(inventory: Inventory, layers: str | tuple[str, ...], order: Sequence[str] | None) -> set[str]:

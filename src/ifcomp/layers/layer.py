@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,10 +25,13 @@ class Layer(ABC):
     Attributes:
         block: The block.
         has_weight: Whether the gradient depends on the input. The gradient of a bias alone does not.
+        arguments: For a layer that is recorded by function, the arguments of the function that form the block:
+            ``weight``, ``bias`` or both. They may be computed from the parameters of the block.
     """
 
     block: Block
     has_weight: bool
+    arguments: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
@@ -61,6 +64,19 @@ class Layer(ABC):
             grads: Output gradients [B, R, features...] of every call.
             inputs: Canonical inputs.
         """
+
+    def by_function(self) -> Layer | None:
+        """The layer for inputs that `ifcomp.layers.functions` reports; None if there is none."""
+        return None
+
+    def without_bias(self) -> Layer:
+        """The layer of the weight alone, if the block can be split."""
+        return self
+
+    def argument_gradient(self, argument_grads: Sequence[Tensor]) -> Tensor:
+        """Autograd's gradients of the function's arguments in the order of `Block.gradients`, [P]."""
+        plain = replace(self, block=replace(self.block, parameters=self.arguments))
+        return plain.gradient(dict(zip(self.arguments, argument_grads, strict=True)))
 
     def gradient(self, parameter_grads: Mapping[str, Tensor]) -> Tensor:
         """Autograd's gradients of the block's parameters in the order of `Block.gradients`, [P]."""
@@ -120,12 +136,14 @@ class TrackedModule:
         forward: A replacement of the module's ``forward`` that reports inner maps through `Emit`, for modules that use
             their parameters inside (attention). None: the module's input and output suffice.
         always_replaced: Whether ``forward`` replaces that of the module even if no layer of it is recorded.
+        by_function: Whether the layer is recorded by the functions that use its parameters.
     """
 
     module: nn.Module
     layers: tuple[Layer, ...]
     forward: Callable[..., object] | None = None
     always_replaced: bool = False
+    by_function: bool = False
 
     def restrict(self, layers: Iterable[Layer]) -> TrackedModule | None:
         """The same module with some of its layers; None if nothing is left to track."""

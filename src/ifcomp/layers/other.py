@@ -104,7 +104,11 @@ def _by_vmap(model: nn.Module, parameters: dict[str, Tensor], batch: Batch, cota
 def _depends(model: nn.Module, batch: Batch, parameters: Sequence[Tensor]) -> bool:
     """Whether the logits depend on any of the parameters."""
     logits = run_model(model, batch)
-    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True) if logits.requires_grad else ()
+    gradients = (
+        torch.autograd.grad(logits.sum(), parameters, allow_unused=True, retain_graph=True)
+        if logits.requires_grad
+        else ()
+    )
     return any(gradient is not None for gradient in gradients)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from ifcomp.blocks.block import Block
 from ifcomp.data.batches import Batch
+from ifcomp.errors import ModelError
 from ifcomp.layers.forward import autocast_dtype, evaluating, run_in_autocast
+from ifcomp.layers.functions import FunctionCalls, Target
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import TrackedModule
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.recording import Recording
-from ifcomp.layers.settling import check_gradient, settle_layouts
+from ifcomp.layers.settling import check_gradient, check_unused, settle_layouts
 from ifcomp.layers.threads import exclusive, is_foreign
 from ifcomp.layers.wrappers import uncompiled
 
@@ -73,6 +75,7 @@ class Recorder:
         self._is_attached = False
         self._called = {*verified.rows, *verified.rounding}
         self._thread: int | None = None
+        self._functions: FunctionCalls | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -130,26 +133,54 @@ class Recorder:
                 self.model, names, batch, cotangents, self.dtype, self.verified.uses_vmap
             ),
         )
-        self._recording = recording
+        functions = self._function_calls()
+        self._recording, self._functions = recording, functions
         try:
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), functions:
                 recording.logits, recording.backward_dtype = run_in_autocast(self.model, batch)
         finally:
-            self._recording = None
+            self._recording = self._functions = None
         for layer in self.inventory.layers:
             recording.check_unchanged(layer)
         if settle:
+            _check_settings(functions.changed)
             self._settle(recording, batch)
         return recording
+
+    def _function_calls(self) -> FunctionCalls:
+        """The mode that records parameters by function."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        targets = [_target(tracked) for tracked in self.inventory.tracked if tracked.by_function]
+        weights = [(target.module._parameters.get("weight"), target) for target in targets]
+        return FunctionCalls(
+            self._report,
+            {id(weight): target for weight, target in weights if weight is not None},
+            {id(parameters[layer.name]): layer.name for layer in self.inventory.bare},
+            [id(parameter) for parameter in parameters.values()],
+        )
+
+    def _report(self, name: str, value: Tensor, output: Tensor, arguments: Sequence[Tensor | None]) -> Tensor:
+        """Record one call of a function."""
+        recording = self._recording
+        if recording is None or not output.requires_grad:
+            return output
+        if arguments:
+            value, output = self._shared_rows([name], value, output, recording.batch_size)
+        recording.add(name, value, output, arguments=arguments)
+        return output
 
     def _settle(self, recording: Recording, batch: Batch) -> None:
         """Settle the layouts of a batch, and verify layers that are called for the first time."""
         tensors = list(batch.tensors())
         fixed_rows = len(tensors) == 1 and tensors[0].is_floating_point()
         settle_layouts(recording, self.inventory.layers, self.verified.rows, fixed_rows)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        check_unused(
+            recording, [layer for layer in self.inventory.layers if layer.name not in recording.calls], parameters
+        )
         for layer in self.inventory.layers:
             if layer.name in recording.calls and layer.name not in self._called:
-                check_gradient(recording, layer, dict(self.model.named_parameters(remove_duplicate=False)))
+                check_gradient(recording, layer, parameters)
                 self._called.add(layer.name)
 
     @contextmanager
@@ -165,12 +196,26 @@ class Recorder:
 
     def _attach(self, tracked: TrackedModule, stack: ExitStack) -> None:
         """Hook a module, or replace its forward, until the stack is closed."""
-        if tracked.forward is None:
+        if tracked.by_function:
+            stack.callback(_restore_forward, tracked.module, vars(tracked.module).get("forward"))
+            tracked.module.forward = self._inside(tracked, tracked.module.forward)
+        elif tracked.forward is None:
             hook = tracked.module.register_forward_hook(self._hook(tracked), prepend=True, with_kwargs=True)
             stack.callback(hook.remove)
         else:
             tracked.module.forward = self._replacement(tracked, tracked.module.forward)
             stack.callback(delattr, tracked.module, "forward")
+
+    def _inside(self, tracked: TrackedModule, original: Callable[..., object]) -> Callable[..., object]:
+        target = _target(tracked)
+
+        def forward(*args: Any, **kwargs: Any) -> object:
+            if self._functions is None or is_foreign(self._thread):
+                return original(*args, **kwargs)
+            with self._functions.inside(target):
+                return original(*args, **kwargs)
+
+        return forward
 
     def _hook(self, tracked: TrackedModule) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -196,12 +241,44 @@ class Recorder:
         if recording is None or not output.requires_grad or is_foreign(self._thread):
             return output
         names = [layer.name for layer in tracked.layers if layer.name in parts]
-        if recording.batch_size > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
-            value = value.expand(recording.batch_size, *value.shape[1:])
-            output = output.expand(recording.batch_size, *output.shape[1:])
+        value, output = self._shared_rows(names, value, output, recording.batch_size)
         for name in names:
             recording.add(name, value, output, parts[name])
         return output
+
+    def _shared_rows(
+        self, names: Sequence[str], value: Tensor, output: Tensor, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Expand a row that serves the whole batch. A view is copied: in-place operations on it would hide the call."""
+        if batch_size > 1 and any(self.layouts.get(name) is Layout.SHARED for name in names):
+            value = value.expand(batch_size, *value.shape[1:])
+            output = output.expand(batch_size, *output.shape[1:])
+        elif output._is_view():
+            output = output.clone()
+        return value, output
+
+
+def _target(tracked: TrackedModule) -> Target:
+    with torch.no_grad():
+        shape = tracked.module.weight.shape
+    assert isinstance(shape, torch.Size)
+    return Target(tracked.layers[0].name, tracked.module, shape)
+
+
+def _restore_forward(module: nn.Module, previous: object) -> None:
+    """Restore the ``forward`` of a module: that of the instance, or that of its class."""
+    if previous is None:
+        del module.forward
+    else:
+        module.__dict__["forward"] = previous
+
+
+def _check_settings(changed: Collection[str]) -> None:
+    if changed:
+        raise ModelError(
+            f"Layer '{min(changed)}' is called with another stride, dilation or number of groups than its module has, "
+            "so its gradient cannot be formed. Leave it out with layers= or requires_grad_(False)."
+        )
 
 
 def working_dtype(model: nn.Module) -> torch.dtype:

@@ -41,6 +41,7 @@ class LayerCall:
         part: Slice of the output's last axis that belongs to the block; None for all of it.
         shape: Shape of that part of the output.
         version: Version counter of the input, to detect later in-place changes.
+        arguments: Weight and bias as used, for a layer that is recorded by function.
     """
 
     value: Tensor
@@ -48,6 +49,7 @@ class LayerCall:
     part: slice | None
     shape: torch.Size
     version: int
+    arguments: Sequence[Tensor | None] = ()
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,17 @@ class Recording:
         self._inputs: dict[str, Any] = {}
         self._known_owners: dict[tuple[int, int], Owners | None] = {}
 
-    def add(self, name: str, value: Tensor, output: Tensor, part: slice | None) -> None:
+    def add(
+        self,
+        name: str,
+        value: Tensor,
+        output: Tensor,
+        part: slice | None = None,
+        arguments: Sequence[Tensor | None] = (),
+    ) -> None:
         """Record one call of a layer."""
         shape = output.shape if part is None else output[..., part].shape
-        call = LayerCall(value.detach(), get_gradient_edge(output), part, shape, value._version)
+        call = LayerCall(value.detach(), get_gradient_edge(output), part, shape, value._version, arguments)
         self.calls.setdefault(name, []).append(call)
 
     def set_layout(self, layer: Layer, layout: Layout) -> None:
@@ -217,12 +226,13 @@ class Recording:
             calls = [(layer, call) for layer in layers for call in self.calls[layer.name]]
             cotangent = random_cotangent(self.logits)
 
-            def row_norms(mask: Tensor) -> list[Tensor]:
-                grads = self.backward(cotangent * mask.unsqueeze(1), layers)
+            def row_grads(factors: Tensor) -> list[Tensor]:
+                scaled = cotangent * as_type_of(factors, cotangent).unsqueeze(1)
+                grads = self._backward(scaled, layers, None)
                 found = [(layer, self._call_grad(call, grads)) for layer, call in calls]
-                return [_row_norms(grad, layer.output_axes(grad)) for layer, grad in found]
+                return [_rows(grad, layer.output_axes(grad)) for layer, grad in found]
 
-            owners = find_owners(row_norms, self.batch_size, self.logits.device)
+            owners = find_owners(row_grads, self.batch_size, self.logits.device)
             self._known_owners |= {_key(call.edge): found for (_, call), found in zip(calls, owners, strict=True)}
         owners_of_call = self._known_owners[_key(call.edge)]
         if owners_of_call is None:
@@ -232,12 +242,6 @@ class Recording:
                 "layers= or requires_grad_(False)."
             )
         return owners_of_call
-
-    def is_arranged(self, layers: Sequence[Layer]) -> dict[str, bool]:
-        """Whether the layouts assign rows to the right examples: one backward pass with every other cotangent zero."""
-        mask = torch.arange(self.batch_size, device=self.logits.device) % 2 == 0
-        grads = self.backward(random_cotangent(self.logits) * mask.unsqueeze(1), layers)
-        return {layer.name: not self.arrange(layer, grads)[~mask].any() for layer in layers}
 
     def check_unchanged(self, layer: Layer) -> None:
         """Raise ModelError if an input was changed in place after the layer used it."""
@@ -279,11 +283,9 @@ def check_half(gradients: Iterable[Tensor | None]) -> None:
         )
 
 
-def _row_norms(grad: Tensor, feature_axes: int) -> Tensor:
-    """Norms of the rows of ``[leading..., features...]``, [N]."""
-    rows = grad.reshape(-1, max(1, grad.shape[grad.dim() - feature_axes :].numel()))
-    norms: Tensor = rows.float().norm(dim=1)
-    return norms
+def _rows(grad: Tensor, feature_axes: int) -> Tensor:
+    """The rows of ``[leading..., features...]``, [N, features]."""
+    return grad.reshape(-1, max(1, grad.shape[grad.dim() - feature_axes :].numel()))
 
 
 def _key(edge: GradientEdge) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The registry of layer rules.
 
 A rule is a function ``rule(name, module, selection) -> TrackedModule | None``, registered for its module types. A
-subclass uses the rule of its nearest registered base if it inherits the ``forward`` of that base. With another
-``forward`` the rule could be wrong, so its parameters get diagonal blocks, which are always exact.
+subclass uses the rule of its nearest registered base. If it has another ``forward``, its layer is recorded by the
+functions that use its parameters (`ifcomp.layers.functions`), and verification decides whether the rule holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ifcomp.errors import SettingError
 from ifcomp.layers import rules
@@ -73,16 +74,14 @@ def _load_rules() -> None:
         import_module(found.name)
 
 
-def find_rule(module: nn.Module) -> Rule | None:
-    """Return the rule of the nearest registered base, or None if the module has another ``forward``."""
+def find_rule(module: nn.Module) -> tuple[Rule | None, bool]:
+    """Return the rule of the nearest registered base, and whether the module has the ``forward`` of that base."""
     _load_rules()
-    if "forward" in vars(module):
-        return None
     for base in type(module).__mro__:
         rule = _RULES.get(base) or _RULES.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
-            return rule if _forward(type(module)) is _forward(base) else None
-    return None
+            return rule, "forward" not in vars(module) and _forward(type(module)) is _forward(base)
+    return None, False
 
 
 def _forward(module_type: type) -> object:
@@ -99,6 +98,33 @@ def trainable_names(module: nn.Module, *names: str) -> list[str]:
     """Those of the names that are trainable parameters of the module itself (not parametrised, not frozen)."""
     parameters = module._parameters
     return [name for name in names if (value := parameters.get(name)) is not None and value.requires_grad]
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """Those of ``weight`` and ``bias`` that are trainable, or are computed from trainable parameters."""
+    return [
+        name
+        for name in ("weight", "bias")
+        if trainable_names(module, name) or any(value.requires_grad for value in sources(module, name).values())
+    ]
+
+
+def sources(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """Parameters from which a parametrised attribute is computed, by name within the module.
+
+    These are the originals of ``torch.nn.utils.parametrize``, or parameters such as ``weight_g`` and ``weight_v`` of
+    the older functions.
+    """
+    if name in module._parameters:
+        return {}
+    if is_parametrized(module, name):
+        prefix = f"parametrizations.{name}"
+        return {f"{prefix}.{key}": value for key, value in module.get_submodule(prefix).named_parameters()}
+    return {
+        key: value
+        for key, value in module._parameters.items()
+        if value is not None and key.startswith(f"{name}_") and isinstance(getattr(module, name, None), Tensor)
+    }
 
 
 def qualified_name(prefix: str, name: str) -> str:

@@ -1,8 +1,8 @@
 """Scattered rows: a layer that runs on any selection of tokens, in any order.
 
 Unpadded tokens, the data of a ``PackedSequence`` and the tokens that a router sends to an expert have no batch axis.
-A row belongs to the example whose logits it influences, so backward passes with the cotangents of selected examples
-determine the owner of every row.
+A row belongs to the example whose logits it influences, so backward passes with scaled cotangents determine the owner
+of every row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+#: Number of examples that one backward pass tells apart; the powers of two stay in the range of float16.
+_BASE = 8
+
+#: Largest relative error of the gradient of a row with one owner.
+_TOLERANCE = 1e-2
 
 
 class Owners:
@@ -46,32 +52,45 @@ class Owners:
 
 
 def find_owners(
-    row_norms: Callable[[Tensor], Sequence[Tensor]], batch_size: int, device: torch.device
+    row_grads: Callable[[Tensor], Sequence[Tensor]], batch_size: int, device: torch.device
 ) -> list[Owners | None]:
-    """Determine the owners of the rows of several layer calls, by two backward passes per bit of an example's index.
+    """Determine the owners of the rows of several layer calls.
+
+    A backward pass multiplies the cotangent of every example by a power of two, whose exponent is a digit of the
+    example's index. The gradient of a row is multiplied by the power of its owner. Powers of two do not round.
 
     Args:
-        row_norms: Maps a mask of examples [B] to the norms of the output gradients of every row, [N] per call, if the
-            cotangents of all other examples are zero.
+        row_grads: Maps factors of the examples [B] to the output gradients of every row, [N, features] per call.
         batch_size: B.
-        device: Device of the masks.
+        device: Device of the factors.
 
     Returns:
         Owners for each call; None if a row influences the logits of several examples.
     """
     index = torch.arange(batch_size, device=device)
-    examples: list[Tensor] = []
-    is_shared: list[bool] = []
-    for bit in range(max(1, (batch_size - 1).bit_length())):
-        has_bit = (index >> bit) % 2 == 1
-        of_ones, of_zeros = ([norms > 0 for norms in row_norms(mask)] for mask in (has_bit, ~has_bit))
-        pairs = list(zip(of_ones, of_zeros, strict=True))
-        examples = examples or [torch.where(ones | zeros, 0, -1) for ones, zeros in pairs]
-        is_shared = is_shared or [False for _ in pairs]
-        is_shared = [known or bool((ones & zeros).any()) for known, (ones, zeros) in zip(is_shared, pairs, strict=True)]
-        examples = [
-            example.where(~ones, example + (1 << bit)) for example, (ones, _) in zip(examples, pairs, strict=True)
-        ]
+    plain = [grads.float() for grads in row_grads(torch.ones(batch_size, device=device))]
+    examples = [torch.where(grads.any(1), 0, -1) for grads in plain]
+    is_shared = [False for _ in plain]
+    place = 1
+    while place < batch_size:
+        scaled = [grads.float() for grads in row_grads(torch.exp2((index // place % _BASE).float()))]
+        for call, (grads, powers) in enumerate(zip(plain, scaled, strict=True)):
+            digits = _exponents(grads, powers)
+            error = (powers - torch.exp2(digits).unsqueeze(1) * grads).norm(dim=1)
+            is_shared[call] |= bool((error > _TOLERANCE * powers.norm(dim=1)).any())
+            examples[call] = torch.where(examples[call] < 0, -1, examples[call] + place * digits.long())
+        place *= _BASE
+    is_shared = [
+        shared or bool((example >= batch_size).any()) for shared, example in zip(is_shared, examples, strict=True)
+    ]
     return [
         None if shared else Owners(example, batch_size) for shared, example in zip(is_shared, examples, strict=True)
     ]
+
+
+def _exponents(plain: Tensor, scaled: Tensor) -> Tensor:
+    """Exponents of the powers of two by which rows were multiplied, [N]; 0 for rows without gradient."""
+    unit = plain.abs().amax(1, keepdim=True).clamp(min=torch.finfo(plain.dtype).tiny)  # against underflow of squares
+    rows = plain / unit
+    ratio = (scaled / unit * rows).sum(1) / rows.square().sum(1).clamp(min=torch.finfo(plain.dtype).tiny)
+    return ratio.clamp(1, 2 ** (_BASE - 1)).log2().round()

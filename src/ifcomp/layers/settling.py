@@ -1,7 +1,7 @@
 """Layouts of layers that do not run as on the verified examples.
 
-Tokens without padding, experts and layers behind a condition see other rows in every batch. Their layout is settled
-again for each batch: it is kept if it assigns the rows to the right examples, else the rows are scattered.
+Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the layout does not
+fit, or the number of rows per example may differ, the rows count as scattered.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.errors import ModelError
+from ifcomp.layers.expected import expected_gradients, explains_parameters
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recording import Recording, random_cotangent
@@ -23,7 +24,7 @@ _FOLDED = (Layout.FIRST, Layout.FOLDED_SECOND)
 def settle_layouts(
     recording: Recording, layers: Sequence[Layer], verified_rows: Mapping[str, Collection[int]], fixed_rows: bool
 ) -> None:
-    """Check the layout of every layer call, and scatter the rows where it does not hold.
+    """Scatter the rows of layers whose layout may not hold for a batch.
 
     Args:
         recording: A recorded batch.
@@ -31,18 +32,11 @@ def settle_layouts(
         verified_rows: Rows of the first axis per example, as verified.
         fixed_rows: Whether the number of rows cannot depend on the content of the inputs.
     """
-    called = [layer for layer in layers if layer.name in recording.calls]
-    scattered = [layer for layer in called if not _fits(layer, recording)]
-    doubtful = [
-        layer
-        for layer in called
-        if layer not in scattered and _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows)
-    ]
-    if doubtful:
-        is_right = recording.is_arranged(doubtful)
-        scattered += [layer for layer in doubtful if not is_right[layer.name]]
-    for layer in scattered:
-        recording.set_layout(layer, Layout.SCATTERED)
+    for layer in layers:
+        if layer.name not in recording.calls:
+            continue
+        if not _fits(layer, recording) or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows):
+            recording.set_layout(layer, Layout.SCATTERED)
 
 
 def first_axis_rows(layer: Layer, recording: Recording) -> set[int]:
@@ -64,22 +58,42 @@ def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, 
         ModelError: If they differ.
     """
     cotangent = random_cotangent(recording.logits)
+    tolerance = torch.finfo(recording.logits.dtype).eps ** 0.5
     owned = {name: parameters[name] for name in layer.block.parameters}
-    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
-    filled = [
-        torch.zeros_like(value) if grad is None else grad for value, grad in zip(owned.values(), grads, strict=True)
-    ]
+    found = expected_gradients(recording, [layer], owned, cotangent)
+    is_complete = not layer.arguments or explains_parameters(recording, layer, found, owned, tolerance)
     with torch.no_grad():
-        expected = layer.gradient(dict(zip(owned, filled, strict=True))).to(recording.dtype)
+        expected = found.of_layer(layer).to(recording.dtype)
         output_grads = recording.output_grads(cotangent.unsqueeze(0), [layer.block])[layer.name]
         actual = layer.block.gradients(recording.inputs(layer.block), output_grads).sum((0, 1))
-        tolerance = torch.finfo(recording.logits.dtype).eps ** 0.5
-        if (actual - expected).norm() > tolerance * expected.norm():
+        if not is_complete or (actual - expected).norm() > tolerance * expected.norm():
             raise ModelError(
                 f"Layer '{layer.name}' was not called on the examples that were verified first, and its gradient "
                 "differs from that of autograd: its parameters are also used outside of the layer. Begin with a batch "
                 "in which the layer runs, or leave it out with layers= or requires_grad_(False)."
             )
+
+
+def check_unused(recording: Recording, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if the logits depend on parameters of layers without a recorded call.
+
+    Args:
+        recording: A recorded batch.
+        layers: Layers that were not called.
+        parameters: The model's parameters by name.
+    """
+    owned = {name: parameters[name] for layer in layers for name in layer.block.parameters}
+    if not owned:
+        return
+    cotangent = random_cotangent(recording.logits)
+    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
+    used = [name for name, grad in zip(owned, grads, strict=True) if grad is not None and grad.any()]
+    if used:
+        raise ModelError(
+            f"The parameter '{used[0]}' is used in another way than on the examples that were verified first, so its "
+            "gradient cannot be formed. Begin with a batch in which it is used in this way, or freeze it with "
+            "requires_grad_(False)."
+        )
 
 
 def _fits(layer: Layer, recording: Recording) -> bool:

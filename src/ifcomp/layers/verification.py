@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import LogitsError, ModelError
+from ifcomp.layers.expected import expected_gradients, explains_parameters
 from ifcomp.layers.forward import HALF, evaluating, in_float32, run_model
 from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
@@ -54,6 +56,7 @@ class _Comparison:
         rows: Rows of the first axis per example.
         rounding: Undecided blocks whose gradients are rounding errors, with their best layout.
         wrong: Parameters without a layer rule whose gradients are wrong.
+        uncalled: Layers that have a gradient but no recorded call.
         order: Names of the layers in the order of calls.
         num_classes: K.
     """
@@ -62,6 +65,7 @@ class _Comparison:
     rows: dict[str, set[int]] = field(default_factory=dict)
     rounding: dict[str, Layout] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    uncalled: set[str] = field(default_factory=set)
     order: tuple[str, ...] = ()
     num_classes: int = 0
 
@@ -145,7 +149,10 @@ def _verify(model: nn.Module, inventory: Inventory, batch: Batch, likely: Mappin
                 inventory, layouts, order, result.num_classes, result.rows, frozenset(result.rounding), uses_vmap
             )
         uses_vmap = uses_vmap and not result.wrong
-        inventory = inventory.demote(failed)
+        by_function = inventory.by_function(result.uncalled)
+        recorded = {layer.name for layer in by_function.layers if layer.arguments} & result.uncalled
+        known = {layer.name for layer in inventory.layers if layer.arguments}
+        inventory = by_function.demote(failed - (recorded - known))
         shared = (shared | newly_shared) & {layer.name for layer in inventory.layers}
 
 
@@ -162,47 +169,85 @@ def _final_layouts(result: _Comparison, inventory: Inventory, likely: Mapping[st
 
 
 def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
-    """Compare all gradients with autograd, for groups of examples until every layer is decided."""
+    """Compare all gradients with autograd, for groups of examples until every layer is decided.
+
+    The last group is compared again in reverse: a model can sort its batch, and the order may have been right before.
+    """
     recorder, result = Recorder(model, verified), _Comparison()
     layers = verified.inventory.layers
     with torch.autocast(recorder.device.type, enabled=False):
         for examples in _example_groups(batch):
-            plain = _plain_logits(model, examples.to(recorder.device))
-            with recorder.attached():
-                recording = recorder.record(examples.to(recorder.device), settle=False)
-                _check_logits(model, examples, recording.logits, plain)
+            with _checked_recording(recorder, examples) as recording:
                 result.order = result.order or tuple(recording.calls)
                 result.num_classes = recording.logits.shape[1]
-                _compare_group(
-                    model, [layer for layer in layers if layer.name not in result.layouts], recording, result
-                )
+                undecided = [layer for layer in layers if layer.name not in result.layouts]
+                _compare_group(model, undecided, recording, result)
             if len(result.layouts) == len(layers):
                 break
+        with _checked_recording(recorder, examples.select(torch.tensor([2, 1, 0]))) as recording:
+            _confirm(model, layers, recording, result)
     return result
+
+
+@contextmanager
+def _checked_recording(recorder: Recorder, examples: Batch) -> Iterator[Recording]:
+    """Record a group of examples and check the logits."""
+    plain = _plain_logits(recorder.model, examples.to(recorder.device))
+    with recorder.attached():
+        recording = recorder.record(examples.to(recorder.device), settle=False)
+        _check_logits(recorder.model, examples, recording.logits, plain)
+        yield recording
+
+
+def _confirm(model: nn.Module, layers: Sequence[Layer], recording: Recording, result: _Comparison) -> None:
+    """Scatter the rows of layers whose layout does not hold for other examples."""
+    decided = [
+        layer for layer in layers if layer.name in recording.calls and result.layouts.get(layer.name) in _COMPARED
+    ]
+    comparison = _Comparison()
+    _compare_group(model, decided, recording, comparison)
+    result.wrong |= comparison.wrong
+    for name, layout in comparison.layouts.items():
+        if layout is not result.layouts[name]:
+            result.layouts[name] = None if layout is None else Layout.SCATTERED
 
 
 def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recording, result: _Comparison) -> None:
     """Decide the layouts of layers by one group of examples, and compare the gradients of other parameters."""
     cotangent = random_cotangent(recording.logits)
     blocks = [*(layer.block for layer in layers), *recording.others]
-    names = sorted({name for block in blocks for name in block.parameters})
-    expected = _parameter_grads(model, names, recording.logits, cotangent)
+    owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
+    parameters = {name: owned[name] for block in blocks for name in block.parameters}
+    examples = torch.eye(len(cotangent), dtype=torch.bool, device=cotangent.device).unsqueeze(2)
+    expected = [expected_gradients(recording, layers, parameters, cotangent * mask) for mask in examples]
     judge = _Judge(
         max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps),
-        max((float(as_double(grad).norm()) for grads in expected for grad in grads.values()), default=0.0),
+        max((float(as_double(grad).norm()) for own in expected for grad in own.parameters.values()), default=0.0),
     )
     with torch.no_grad():
         called = [layer for layer in layers if layer.name in recording.calls]
         grads = recording.backward(cotangent, called)
         for layer in layers:
-            truth = torch.stack([layer.gradient(own) for own in expected])
-            if layer in called:
-                _decide(layer, recording, _layout_errors(layer, recording, grads, truth, judge), truth, judge, result)
-            elif truth.any():
-                result.layouts[layer.name] = None  # used, but not by a call of the module
+            if (
+                layer in called
+                and layer.arguments
+                and not all(
+                    explains_parameters(recording, layer, own, parameters, math.sqrt(judge.precision))
+                    for own in expected
+                )
+            ):
+                result.layouts[layer.name] = None  # the parameters are also used elsewhere
+                continue
+            if layer not in called:
+                if any(own.parameters[name].any() for own in expected for name in layer.block.parameters):
+                    result.layouts[layer.name] = None  # used, but not by a recorded call
+                    result.uncalled.add(layer.name)
+                continue
+            truth = torch.stack([own.of_layer(layer) for own in expected])
+            _decide(layer, recording, _layout_errors(layer, recording, grads, truth, judge), truth, judge, result)
         gradients = recording.output_grads(cotangent.unsqueeze(0), recording.others)
         for block in recording.others:
-            truth = torch.stack([grads[block.parameters[0]].flatten() for grads in expected])
+            truth = torch.stack([own.parameters[block.parameters[0]].flatten() for own in expected])
             error = _Error.between(gradients[block.name].squeeze(1), truth)
             result.rounding.pop(block.name, None)
             if judge.is_rounding(error):
@@ -364,26 +409,6 @@ def _check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor)
             f"type promises. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
             "layers out with requires_grad_(False)."
         )
-
-
-def _parameter_grads(
-    model: nn.Module, names: Sequence[str], logits: Tensor, cotangent: Tensor
-) -> list[dict[str, Tensor]]:
-    """Autograd's gradients of parameters, for each example alone."""
-    owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
-    parameters = [owned[name] for name in names]
-    found = []
-    for example in range(len(logits)):
-        masked = torch.zeros_like(cotangent)
-        masked[example] = cotangent[example]
-        grads = torch.autograd.grad(logits, parameters, masked, retain_graph=True, allow_unused=True) if names else ()
-        found.append(
-            {
-                name: (torch.zeros_like(parameter) if grad is None else grad).detach()
-                for name, parameter, grad in zip(names, parameters, grads, strict=True)
-            }
-        )
-    return found
 
 
 def _close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:

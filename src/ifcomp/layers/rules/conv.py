@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
-from ifcomp.layers.layer import KroneckerLayer, TrackedModule
-from ifcomp.layers.registry import Selection, Sua, qualified_name, register, trainable_names
+from ifcomp.layers.layer import KroneckerLayer, Layer, TrackedModule
+from ifcomp.layers.registry import Selection, Sua, argument_names, qualified_name, register
 
 #: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
 #: eigendecomposition then takes minutes, and rotating by it more than forming the gradients.
@@ -24,24 +24,35 @@ ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 @dataclass(frozen=True)
 class ConvLayer(KroneckerLayer):
-    """Every output position is one position; its input is a patch [C, *kernel], channels first as in the weight."""
+    """Every output position is one position; its input is a patch [C, *kernel], channels first as in the weight.
+
+    Attributes:
+        module: The convolution.
+        is_padded: Whether inputs contain the padding.
+    """
 
     module: _Conv
+    is_padded: bool = False
+
+    def by_function(self) -> Layer:
+        return replace(self, is_padded=True)
 
     def input_axes(self, value: Tensor) -> int:
         return len(self.module.kernel_size) + 1
 
     def patches(self, value: Tensor) -> Patches:
         channels = value.unflatten(2, (self.block.shape.groups, -1))  # [B, R, G, C, *S]
-        return Patches(channels, partial(unfold, module=self.module))
+        return Patches(channels, partial(unfold, module=self.module, is_padded=self.is_padded))
 
     def outputs(self, rows: Tensor) -> Tensor:
         return rows.reshape(len(rows), self.block.shape.groups, self.block.shape.out_features, -1)
 
 
-def unfold(channels: Tensor, module: _Conv) -> Tensor:
+def unfold(channels: Tensor, module: _Conv, is_padded: bool = False) -> Tensor:
     """Extract the patches of a convolution, [N, G, C, *S] to [N, G, C*kernel, T]."""
-    patches = windows(_pad(channels.flatten(1, 2), module), module.kernel_size, module.stride, module.dilation)
+    values = channels.flatten(1, 2)
+    padded = values if is_padded else _pad(values, module)
+    patches = windows(padded, module.kernel_size, module.stride, module.dilation)
     features = channels.shape[2] * math.prod(module.kernel_size)
     return patches.reshape(len(patches), module.groups, features, -1)
 
@@ -108,7 +119,7 @@ def conv_block(name: str, kind: str, module: _Conv | ConvTranspose, names: list[
 def conv(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
     """One Kronecker block."""
     assert isinstance(module, _Conv)
-    names = trainable_names(module, "weight", "bias")
+    names = argument_names(module)
     if not names:
         return None
     block = conv_block(name, f"conv{len(module.kernel_size)}d", module, names, selection.sua)

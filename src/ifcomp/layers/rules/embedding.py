@@ -23,6 +23,9 @@ class EmbeddingLayer(Layer):
 
     padding: int | None
 
+    def by_function(self) -> Layer:
+        return self
+
     def input_axes(self, value: Tensor) -> int:
         return 0
 

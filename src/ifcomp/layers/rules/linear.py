@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
-from ifcomp.layers.layer import KroneckerLayer, TrackedModule
-from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.layer import KroneckerLayer, Layer, TrackedModule
+from ifcomp.layers.registry import Selection, argument_names, qualified_name, register
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,16 @@ class LinearLayer(KroneckerLayer):
     """
 
     first_row: int = 0
+
+    def by_function(self) -> Layer:
+        return self
+
+    def without_bias(self) -> Layer:
+        shape = self.block.shape
+        if not (shape.has_bias and self.has_weight):
+            return self
+        inputs = shape.basis_size - 1
+        return replace(self, block=linear_block(self.name, [self.block.parameters[0]], inputs, shape.out_features))
 
     def input_axes(self, value: Tensor) -> int:
         return 1
@@ -65,7 +75,7 @@ def has_weight(parameters: list[str]) -> bool:
 def linear(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
     """One Kronecker block."""
     assert isinstance(module, nn.Linear)
-    parameters = [qualified_name(name, parameter) for parameter in trainable_names(module, "weight", "bias")]
+    parameters = [qualified_name(name, parameter) for parameter in argument_names(module)]
     if not parameters:
         return None
     block = linear_block(name, parameters, module.in_features, module.out_features)

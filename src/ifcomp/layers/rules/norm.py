@@ -7,20 +7,18 @@ must use its running statistics (eval mode): with batch statistics examples are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifcomp.blocks.diagonal import DiagonalBlock
+from ifcomp.layers.batch_norm import affine_batch_norm
 from ifcomp.layers.layer import Emit, Layer, TrackedModule
-from ifcomp.layers.registry import Selection, qualified_name, register, trainable_names
+from ifcomp.layers.registry import Selection, argument_names, qualified_name, register
 
-_BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_HALF = (torch.float16, torch.bfloat16)
-_MIXED = [(dtype, torch.float32) for dtype in _HALF]
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -38,6 +36,9 @@ class NormLayer(Layer):
     has_bias: bool
     normalise: Callable[[Tensor], Tensor]
     feature_axes: int | None
+
+    def by_function(self) -> Layer:
+        return replace(self, normalise=_unchanged)
 
     def input_axes(self, value: Tensor) -> int:
         return value.dim() - 1 if self.feature_axes is None else self.feature_axes
@@ -63,15 +64,19 @@ class NormLayer(Layer):
         )
 
 
+def _unchanged(values: Tensor) -> Tensor:
+    return values
+
+
 def _norm_layer(
     name: str, module: nn.Module, normalise: Callable[[Tensor], Tensor], feature_axes: int | None = None
 ) -> tuple[NormLayer, ...]:
     """Build the layer of a normalisation; empty if scale and shift are frozen."""
-    names = trainable_names(module, "weight", "bias")
+    names = argument_names(module)
     if not names:
         return ()
     parameters = tuple(qualified_name(name, parameter) for parameter in names)
-    size = sum(module.get_parameter(parameter).numel() for parameter in names)
+    size = sum(getattr(module, parameter).numel() for parameter in names)
     block = DiagonalBlock(name, type(module).__name__.lower(), parameters, size)
     return (NormLayer(block, "weight" in names, "bias" in names, normalise, feature_axes),)
 
@@ -89,30 +94,11 @@ def batch_norm(name: str, module: nn.Module, selection: Selection) -> TrackedMod
     )
 
     def forward(emit: Emit, input: Tensor) -> Tensor:
-        return emit({name: None}, input, _affine(module, input))
+        running, training = (module.running_mean, module.running_var), module.running_mean is None
+        output = affine_batch_norm(input, *running, module.weight, module.bias, training, eps=module.eps)
+        return emit({name: None}, input, output)
 
     return TrackedModule(module, layers, forward, always_replaced=True)
-
-
-def _affine(module: _BatchNorm, value: Tensor) -> Tensor:
-    """BatchNorm in eval mode as one multiplication and one addition.
-
-    The backward of PyTorch's function on CPUs gives wrong input gradients for a single example whose output gradient is
-    not contiguous. It also sums the gradients of scale and shift over the batch, which is not needed.
-    """
-    if module.running_mean is None or module.running_var is None:
-        return F.batch_norm(value, None, None, module.weight, module.bias, training=True, eps=module.eps)
-    if value.dtype != module.running_var.dtype and (value.dtype, module.running_var.dtype) not in _MIXED:
-        raise RuntimeError(
-            f"BatchNorm has statistics of type {module.running_var.dtype} but an input of type {value.dtype}."
-        )
-    dtype = torch.float32 if value.dtype in _HALF else value.dtype  # as PyTorch, half precision computes in float32
-    slope = torch.rsqrt(module.running_var.to(dtype) + module.eps)
-    slope = slope if module.weight is None else slope * module.weight.to(dtype)
-    shift = -module.running_mean.to(dtype) * slope
-    shift = shift if module.bias is None else shift + module.bias.to(dtype)
-    features = (-1, *(1,) * (value.dim() - 2))
-    return (value.to(dtype) * slope.view(features)).add_(shift.view(features)).to(value.dtype)
 
 
 @register(*_INSTANCE_NORMS)

@@ -1,0 +1,57 @@
+"""The page of the zoo: one row per architecture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.zoo.examine import TOLERANCE, Result
+from ifcomp.io.files import atomic_write
+
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+
+_INTRODUCTION = """\
+# Architectures
+
+Each row is a small version of a public architecture with random weights and three classes: it was fitted on 12 examples
+and scored on 8 in float64, and the error is the largest relative difference of influence and second moments from dense
+autograd gradients of single examples, and of the scores from those in batches of 1 and 3, after a fit in other batches
+and, for models of tokens, with other padding.
+
+An architecture is *exact* if its error is below {tolerance:.0e}, and *refused* if the library raises an error that
+names the reason. `make zoo` repeats the measurement. EKFAC is the share of the trainable parameters with
+Kronecker-factored blocks; the other parameters have diagonal blocks. Units are the time of scoring every label over
+that of a forward pass, for the same batch of 8. The models are so small that fixed costs dominate. Casts to float32
+inside the models are ignored.
+
+{summary}
+
+| model | source | parameters | EKFAC | error | units | verdict |
+|---|---|--:|--:|--:|--:|---|
+"""
+
+
+def write_page(results: Mapping[str, Result], path: Path = PAGE) -> None:
+    """Write the table of all results."""
+    counts = Counter(result.verdict for result in results.values())
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    text = _INTRODUCTION.format(tolerance=TOLERANCE, summary=f"{len(results)} architectures: {listed}.")
+    text += "".join(_row(result) for _, result in sorted(results.items(), key=lambda item: item[0].lower()))
+    with atomic_write(path) as scratch:
+        scratch.write_text(text)
+
+
+def _row(result: Result) -> str:
+    ekfac = f"{100 * result.ekfac:.1f} %" if result.errors else "-"
+    error = f"{result.error:.0e}" if result.errors else "-"
+    units = f"{result.times['units']:.0f}" if "units" in result.times else "-"
+    cells = [result.name, result.source, f"{result.trainable:,}", ekfac, error, units, _verdict(result)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _verdict(result: Result) -> str:
+    if not result.message:
+        return result.verdict
+    first = result.message.splitlines()[0].replace("|", "/")
+    return f"{result.verdict}: {first[:160]}"
