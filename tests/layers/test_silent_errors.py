@@ -199,6 +199,33 @@ def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
         assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
 
 
+class Frames(nn.Module):
+    """Drops frames of zeros before the layers: rows depend on the content of a single float input."""
+
+    def __init__(self, padded: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.padded = nn.Linear(4, 5), nn.Linear(5, 3), padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.abs().sum(-1) > 0
+        if self.padded:
+            return self.head((self.body(x).tanh() * mask.unsqueeze(-1)).sum(1))
+        hidden = self.body(x[mask]).tanh()
+        return self.head(torch.zeros(len(x), 5, dtype=x.dtype).index_add(0, mask.nonzero()[:, 0], hidden))
+
+
+def test_frames_without_padding() -> None:
+    data = [
+        randn(*tokens.shape, 4, seed=seed).double() * (tokens > 0).unsqueeze(-1)
+        for seed, tokens in enumerate((ragged((4, 4, 4, 4)), ragged((3, 5, 4, 4))))
+    ]
+    result, expected = (
+        IFComp(seeded(partial(Frames, padded))().double(), fisher="exact", damping=1e-2).fit(data)
+        for padded in (False, True)
+    )
+    assert_close(result.influence(data[1]), expected.influence(data[1]), rtol=1e-9, atol=0)
+
+
 class Sorting(nn.Module):
     """Sorts the examples by length before a layer, as code for packed sequences does."""
 
