@@ -53,6 +53,26 @@ _CONTENT = frozenset(
     ]
 )
 
+#: Functions whose rows along the first axis depend on the content of a tensor.
+_REARRANGING = frozenset(
+    [
+        "masked_select",
+        "repeat_interleave",
+        "unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "_pack_padded_sequence",
+    ]
+)
+
+#: Functions that do so along a given axis: the second argument, or ``dim``.
+_ALONG_AXIS = frozenset(
+    f"{name}{suffix}"
+    for name in ("index_select", "gather", "take_along_dim", "sort", "topk", "scatter", "index_add", "index_copy")
+    for suffix in ("", "_")
+)
+
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -95,11 +115,17 @@ class FunctionCalls(TorchFunctionMode):
 
     Attributes:
         changed: Names of layers that were called with other settings than those of the module.
-        reads_content: Whether the shapes of tensors may depend on the content of others.
+        rearranges: Whether the content of a tensor may have determined the order of rows.
+        reads_content: Whether the content of a tensor may have determined the shape of another.
     """
 
     def __init__(
-        self, report: Report, targets: Mapping[int, Target], bare: Mapping[int, str], parameters: Collection[int]
+        self,
+        report: Report,
+        targets: Mapping[int, Target],
+        bare: Mapping[int, str],
+        parameters: Collection[int],
+        buffers: Collection[int],
     ) -> None:
         """Prepare.
 
@@ -108,11 +134,13 @@ class FunctionCalls(TorchFunctionMode):
             targets: Modules by the id of their weight.
             bare: Names of parameters without a module rule, by id.
             parameters: The ids of all parameters.
+            buffers: The ids of all buffers.
         """
         super().__init__()
         self.changed: set[str] = set()
-        self.reads_content = False
+        self.rearranges = self.reads_content = False
         self._report, self._targets, self._bare, self._parameters = report, targets, bare, frozenset(parameters)
+        self._buffers = frozenset(buffers)
         self._entered: list[Target] = []
         self._derived: dict[int, tuple[str, Tensor]] = {}
 
@@ -134,6 +162,7 @@ class FunctionCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        self.rearranges = self.rearranges or self._rearranges(name, args, kwargs)
         self.reads_content = self.reads_content or _reads_content(name, args)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -174,6 +203,15 @@ class FunctionCalls(TorchFunctionMode):
             return self._targets.get(id(weight))
         entered = self._entered[-1] if self._entered else None
         return entered if entered is not None and weight.requires_grad and weight.shape == entered.shape else None
+
+    def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a function may move rows of a tensor that is neither a parameter nor a buffer."""
+        if not args or id(args[0]) in self._parameters or id(args[0]) in self._buffers:
+            return False
+        if name in ("__getitem__", "__setitem__"):
+            return _moves_rows(args[1][0] if isinstance(args[1], tuple) and args[1] else args[1])
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+        return name in _REARRANGING or (name in _ALONG_AXIS and axis in (0, -args[0].dim()))
 
     def _root(self, value: Tensor) -> str | None:
         """The name of the parameter that a tensor is, or is derived from without other tensors."""
@@ -217,6 +255,15 @@ def _reads_content(name: str, args: tuple[Any, ...]) -> bool:
     bounds = [bound for part in index if isinstance(part, slice) for bound in (part.start, part.stop, part.step)]
     is_mask = any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in index)
     return is_mask or any(isinstance(bound, Tensor) for bound in bounds)
+
+
+def _moves_rows(index: Any) -> bool:
+    """Whether an index of the first axis may change the order or the number of rows. ``arange`` does not."""
+    if isinstance(index, list):
+        return True
+    if not isinstance(index, Tensor) or not index.dim():
+        return False
+    return index.dtype == torch.bool or not torch.equal(index, torch.arange(len(index), device=index.device))
 
 
 def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> FunctionCall:

@@ -144,7 +144,7 @@ class Recorder:
             recording.check_unchanged(layer)
         if settle:
             _check_settings(functions.changed)
-            self._settle(recording, batch, functions.reads_content)
+            self._settle(recording, functions)
         return recording
 
     def _function_calls(self) -> FunctionCalls:
@@ -157,6 +157,7 @@ class Recorder:
             {id(weight): target for weight, target in weights if weight is not None},
             {id(parameters[layer.name]): layer.name for layer in self.inventory.bare},
             [id(parameter) for parameter in parameters.values()],
+            [id(buffer) for buffer in self.model.buffers()],
         )
 
     def _report(self, name: str, value: Tensor, output: Tensor, arguments: Sequence[Tensor | None]) -> Tensor:
@@ -169,18 +170,18 @@ class Recorder:
         recording.add(name, value, output, arguments=arguments)
         return output
 
-    def _settle(self, recording: Recording, batch: Batch, reads_content: bool) -> None:
+    def _settle(self, recording: Recording, functions: FunctionCalls) -> None:
         """Settle the layouts of a batch, and verify layers that are called for the first time."""
-        tensors = list(batch.tensors())
-        fixed_rows = len(tensors) == 1 and tensors[0].is_floating_point() and not reads_content
-        settle_layouts(recording, self.inventory.layers, self.verified.rows, fixed_rows)
+        settle_layouts(
+            recording, self.inventory.layers, self.verified.rows, functions.rearranges, functions.reads_content
+        )
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         check_unused(
             recording, [layer for layer in self.inventory.layers if layer.name not in recording.calls], parameters
         )
         for layer in self.inventory.layers:
-            if layer.name in recording.calls and layer.name not in self._called:
-                check_gradient(recording, layer, parameters)
+            is_new = layer.name in recording.calls and layer.name not in self._called
+            if is_new and check_gradient(recording, layer, parameters):
                 self._called.add(layer.name)
 
     @contextmanager

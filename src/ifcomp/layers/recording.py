@@ -222,18 +222,7 @@ class Recording:
         """
         if _key(call.edge) not in self._known_owners:
             scattered = {name for name, layout in self.layouts.items() if layout is Layout.SCATTERED}
-            layers = [layer for name, layer in self._layers.items() if name in scattered and name in self.calls]
-            calls = [(layer, call) for layer in layers for call in self.calls[layer.name]]
-            cotangent = random_cotangent(self.logits)
-
-            def row_grads(factors: Tensor) -> list[Tensor]:
-                scaled = cotangent * as_type_of(factors, cotangent).unsqueeze(1)
-                grads = self._backward(scaled, layers, None)
-                found = [(layer, self._call_grad(call, grads)) for layer, call in calls]
-                return [_rows(grad, layer.output_axes(grad)) for layer, grad in found]
-
-            owners = find_owners(row_grads, self.batch_size, self.logits.device)
-            self._known_owners |= {_key(call.edge): found for (_, call), found in zip(calls, owners, strict=True)}
+            self._find_owners([layer for name, layer in self._layers.items() if name in scattered])
         owners_of_call = self._known_owners[_key(call.edge)]
         if owners_of_call is None:
             raise ModelError(
@@ -242,6 +231,36 @@ class Recording:
                 "layers= or requires_grad_(False)."
             )
         return owners_of_call
+
+    def _find_owners(self, layers: Sequence[Layer]) -> None:
+        """Determine the example of each row, for all calls of the layers."""
+        called = [layer for layer in layers if layer.name in self.calls]
+        calls = [(layer, call) for layer in called for call in self.calls[layer.name]]
+        cotangent = random_cotangent(self.logits)
+
+        def row_grads(factors: Tensor) -> list[Tensor]:
+            grads = self._backward(cotangent * as_type_of(factors, cotangent).unsqueeze(1), called, None)
+            found = [(layer, self._call_grad(call, grads)) for layer, call in calls]
+            return [_rows(grad, layer.output_axes(grad)) for layer, grad in found]
+
+        owners = find_owners(row_grads, self.batch_size, self.logits.device)
+        self._known_owners |= {_key(call.edge): found for (_, call), found in zip(calls, owners, strict=True)}
+
+    def misarranged(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Layers whose layout assigns a row to another example than the one whose logits it influences."""
+        self._find_owners(layers)
+        return [layer for layer in layers if not all(self._is_arranged(layer, call) for call in self.calls[layer.name])]
+
+    def _is_arranged(self, layer: Layer, call: LayerCall) -> bool:
+        owners = self._known_owners[_key(call.edge)]
+        leading = call.shape[: len(call.shape) - layer.output_axes(torch.empty(call.shape, device="meta"))]
+        rows = torch.arange(leading.numel(), device=self.logits.device).view(leading)
+        arranged = self.layouts[layer.name].by_example(rows, 0, self.batch_size)  # [B, R]
+        if owners is None:
+            return False
+        examples = owners.examples[arranged]
+        expected = torch.arange(self.batch_size, device=examples.device).unsqueeze(1)
+        return bool(((examples == expected) | (examples < 0)).all())
 
     def check_unchanged(self, layer: Layer) -> None:
         """Raise ModelError if an input was changed in place after the layer used it."""

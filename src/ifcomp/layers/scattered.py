@@ -23,6 +23,7 @@ class Owners:
     """The example to which each row of a layer call belongs.
 
     Attributes:
+        examples: Example of each row, [N]; -1 for rows that do not influence the logits.
         rows: R, the largest number of rows of an example.
     """
 
@@ -33,6 +34,7 @@ class Owners:
             examples: Example of each row, [N]; -1 for rows that do not influence the logits.
             batch_size: B.
         """
+        self.examples = examples
         is_owned = examples >= 0
         order = examples.where(is_owned, batch_size).argsort(stable=True)[: int(is_owned.sum())]
         counts = examples[is_owned].bincount(minlength=batch_size)

@@ -1,7 +1,7 @@
 """Layouts of layers that do not run as on the verified examples.
 
-Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the layout does not
-fit, or the number of rows per example may differ, the rows count as scattered.
+Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the rows of a layer
+may differ from those that were verified, their owners are determined. If the layout disagrees, the rows are scattered.
 """
 
 from __future__ import annotations
@@ -22,21 +22,34 @@ _FOLDED = (Layout.FIRST, Layout.FOLDED_SECOND)
 
 
 def settle_layouts(
-    recording: Recording, layers: Sequence[Layer], verified_rows: Mapping[str, Collection[int]], fixed_rows: bool
+    recording: Recording,
+    layers: Sequence[Layer],
+    verified_rows: Mapping[str, Collection[int]],
+    rearranges: bool,
+    reads_content: bool,
 ) -> None:
-    """Scatter the rows of layers whose layout may not hold for a batch.
+    """Scatter the rows of layers whose layout does not hold for a batch.
 
     Args:
         recording: A recorded batch.
         layers: Its layers.
         verified_rows: Rows of the first axis per example, as verified.
-        fixed_rows: Whether the number of rows cannot depend on the content of the inputs.
+        rearranges: Whether the content of tensors may determine the order of rows.
+        reads_content: Whether the content of tensors may determine the number of rows.
     """
-    for layer in layers:
-        if layer.name not in recording.calls:
-            continue
-        if not _fits(layer, recording) or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows):
-            recording.set_layout(layer, Layout.SCATTERED)
+    called = [layer for layer in layers if layer.name in recording.calls]
+    scattered = [layer for layer in called if not _fits(layer, recording)]
+    doubtful = [
+        layer
+        for layer in called
+        if layer not in scattered
+        and (rearranges or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), reads_content))
+    ]
+    doubtful = [layer for layer in doubtful if recording.layouts[layer.name] not in (Layout.SHARED, Layout.SCATTERED)]
+    if doubtful and recording.batch_size > 1:
+        scattered += recording.misarranged(doubtful)
+    for layer in scattered:
+        recording.set_layout(layer, Layout.SCATTERED)
 
 
 def first_axis_rows(layer: Layer, recording: Recording) -> set[int]:
@@ -46,8 +59,8 @@ def first_axis_rows(layer: Layer, recording: Recording) -> set[int]:
     return {call.value.shape[0] // recording.batch_size for call in recording.calls.get(layer.name, [])}
 
 
-def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, Tensor]) -> None:
-    """Compare the gradient of a layer with autograd, summed over the batch.
+def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, Tensor]) -> bool:
+    """Compare the gradient of a layer with autograd, summed over the batch. Return whether there is a gradient.
 
     Args:
         recording: A recorded batch.
@@ -72,6 +85,7 @@ def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, 
                 "differs from that of autograd: its parameters are also used outside of the layer. Begin with a batch "
                 "in which the layer runs, or leave it out with layers= or requires_grad_(False)."
             )
+        return bool(expected.any())
 
 
 def check_unused(recording: Recording, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
@@ -104,9 +118,7 @@ def _fits(layer: Layer, recording: Recording) -> bool:
     )
 
 
-def _is_doubtful(layer: Layer, recording: Recording, verified: Collection[int], fixed_rows: bool) -> bool:
-    """Whether the rows per example are new, or may differ between examples."""
+def _is_doubtful(layer: Layer, recording: Recording, verified: Collection[int], reads_content: bool) -> bool:
+    """Whether the number of rows per example is new, or may differ between examples."""
     rows = first_axis_rows(layer, recording)
-    if recording.batch_size == 1 or not rows:
-        return False
-    return not rows <= set(verified) or (max(rows) > 1 and not fixed_rows)
+    return not rows <= set(verified) or (reads_content and max(rows, default=0) > 1)

@@ -54,6 +54,7 @@ class _Comparison:
     Attributes:
         layouts: Layout of every decided layer; None if no layout fits.
         rows: Rows of the first axis per example.
+        unverified: Layouts of undecided layers without a gradient, if only one fits.
         rounding: Undecided blocks whose gradients are rounding errors, with their best layout.
         wrong: Parameters without a layer rule whose gradients are wrong.
         uncalled: Layers that have a gradient but no recorded call.
@@ -63,6 +64,7 @@ class _Comparison:
 
     layouts: dict[str, Layout | None] = field(default_factory=dict)
     rows: dict[str, set[int]] = field(default_factory=dict)
+    unverified: dict[str, Layout] = field(default_factory=dict)
     rounding: dict[str, Layout] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
     uncalled: set[str] = field(default_factory=set)
@@ -161,6 +163,7 @@ def _final_layouts(result: _Comparison, inventory: Inventory, likely: Mapping[st
     return {
         layer.name: result.layouts.get(layer.name)
         or result.rounding.get(layer.name)
+        or result.unverified.get(layer.name)
         or likely.get(layer.name)
         or Layout.SCATTERED
         for layer in inventory.layers
@@ -325,9 +328,11 @@ def _decide(
     best = min(errors, key=lambda layout: errors[layout].error, default=None)
     result.rounding.pop(name, None)
     if best is not None and judge.is_equal(errors[best]):
-        if is_shared or truth.any() or _arrangements(layer, recording) == 1:
-            recording.set_layout(layer, best)
+        recording.set_layout(layer, best)
+        if truth.any():
             result.layouts[name], result.rows[name] = best, first_axis_rows(layer, recording)
+        elif is_shared or _arrangements(layer, recording) == 1:
+            result.unverified[name] = best
     elif best is not None and judge.is_rounding(errors[best]):
         result.rounding[name] = best
     else:
