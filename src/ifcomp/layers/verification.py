@@ -187,7 +187,7 @@ def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
                 _compare_group(model, undecided, recording, result)
             if len(result.layouts) == len(layers):
                 break
-        with _checked_recording(recorder, examples.select(torch.tensor([2, 1, 0]))) as recording:
+        with _checked_recording(recorder, examples.select(torch.tensor([2, 1, 0], device="cpu"))) as recording:
             _confirm(model, layers, recording, result)
     return result
 
