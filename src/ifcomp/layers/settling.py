@@ -1,7 +1,7 @@
 """Layouts of layers that do not run as on the verified examples.
 
-Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the layout does not
-fit, or the number of rows per example may differ, the rows count as scattered.
+Layers of unpadded tokens, experts and conditional layers run on different rows in every batch. If the layout does not
+fit, or the number of rows per example may differ, the rows are treated as scattered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def settle_layouts(
     for layer in layers:
         if layer.name not in recording.calls:
             continue
-        if not _fits(layer, recording) or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), fixed_rows):
+        if not _fits(layer, recording) or _may_differ(layer, recording, verified_rows.get(layer.name, ()), fixed_rows):
             recording.set_layout(layer, Layout.SCATTERED)
 
 
@@ -104,8 +104,8 @@ def _fits(layer: Layer, recording: Recording) -> bool:
     )
 
 
-def _is_doubtful(layer: Layer, recording: Recording, verified: Collection[int], fixed_rows: bool) -> bool:
-    """Whether the rows per example are new, or may differ between examples."""
+def _may_differ(layer: Layer, recording: Recording, verified: Collection[int], fixed_rows: bool) -> bool:
+    """Whether the number of rows per example was not verified, or may differ between examples."""
     rows = first_axis_rows(layer, recording)
     if recording.batch_size == 1 or not rows:
         return False
