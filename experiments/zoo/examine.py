@@ -19,7 +19,7 @@ from ifcomp import IFComp
 from ifcomp.curvature.factors import Relative
 from ifcomp.errors import IfcompError
 
-#: Exact; refused by an error of the library; wrong; another error; no result in time; the process ended.
+#: Results: exact, an error of the library, wrong, another error, no result in time, the process ended.
 VERDICTS = ("exact", "refused", "wrong", "crash", "timeout", "killed")
 #: Largest relative error that counts as exact.
 TOLERANCE = 1e-6

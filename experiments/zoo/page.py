@@ -12,18 +12,23 @@ from ifcomp.io.files import atomic_write
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 
 _INTRODUCTION = """\
-# Architectures
+# Tested architectures
 
-Each row is a small version of a public architecture with random weights and three classes: it was fitted on 12 examples
-and scored on 8 in float64, and the error is the largest relative difference of influence and second moments from dense
-autograd gradients of single examples, and of the scores from those in batches of 1 and 3, after a fit in other batches
-and, for models of tokens, with other padding.
+Each row is a small version of a public architecture with random weights and three classes. It is fitted on 12 examples
+and scored on 8, in float64. Influence and second moments are compared with dense autograd gradients of single examples.
+Influence is also compared with that in batches of 1 and 3, after a fit in other batches and, for models of tokens, with
+other padding.
 
-An architecture is *exact* if its error is below {tolerance:.0e}, and *refused* if the library raises an error that
-names the reason. `make zoo` repeats the measurement. EKFAC is the share of the trainable parameters with
-Kronecker-factored blocks; the other parameters have diagonal blocks. Units are the time of scoring every label over
-that of a forward pass, for the same batch of 8. The models are so small that fixed costs dominate. Casts to float32
-inside the models are ignored.
+- *Error* is the largest relative difference of all comparisons.
+- The verdict is *exact* if the error is at most {tolerance:.0e}, and *refused* if the library raises an error that
+  names the reason. *Wrong* and *crash* count as defects of the library.
+- *EKFAC* is the share of the trainable parameters with Kronecker-factored blocks. The other parameters have diagonal
+  blocks.
+- *Units* are the time of scoring every label divided by that of a forward pass, for the same batch of 8. The models are
+  so small that fixed costs dominate.
+
+Casts to float32 inside the models are disabled, because their rounding errors would hide errors of the library.
+`make zoo` repeats the measurement.
 
 {summary}
 
