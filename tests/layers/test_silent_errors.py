@@ -175,7 +175,16 @@ def ragged(lengths: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "lengths", [((4, 4, 4, 4), (3, 4, 4, 5)), ((4, 4, 4, 4), (1, 2, 3, 6)), ((2, 3, 4, 5), (4, 4, 4, 4))], ids=str
+    "lengths",
+    [
+        ((4, 4, 4, 4), (3, 4, 4, 5)),
+        ((4, 4, 4, 4), (3, 5, 4, 4)),
+        ((4, 4, 4, 4), (5, 3, 4, 4)),
+        ((4, 4, 4, 4), (4, 4, 2, 6)),
+        ((4, 4, 4, 4), (1, 2, 3, 6)),
+        ((2, 3, 4, 5), (4, 4, 4, 4)),
+    ],
+    ids=str,
 )
 def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
     """The number of tokens is divisible by the number of examples in every batch."""
@@ -188,3 +197,57 @@ def test_tokens_without_padding(lengths: tuple[tuple[int, ...], ...]) -> None:
     for x in data:
         assert_batches_do_not_matter(result, x)
         assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
+
+
+class Frames(nn.Module):
+    """Drops frames of zeros before the layers: rows depend on the content of a single float input."""
+
+    def __init__(self, padded: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.padded = nn.Linear(4, 5), nn.Linear(5, 3), padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.abs().sum(-1) > 0
+        if self.padded:
+            return self.head((self.body(x).tanh() * mask.unsqueeze(-1)).sum(1))
+        hidden = self.body(x[mask]).tanh()
+        return self.head(torch.zeros(len(x), 5, dtype=x.dtype).index_add(0, mask.nonzero()[:, 0], hidden))
+
+
+def test_frames_without_padding() -> None:
+    data = [
+        randn(*tokens.shape, 4, seed=seed).double() * (tokens > 0).unsqueeze(-1)
+        for seed, tokens in enumerate((ragged((4, 4, 4, 4)), ragged((3, 5, 4, 4))))
+    ]
+    result, expected = (
+        IFComp(seeded(partial(Frames, padded))().double(), fisher="exact", damping=1e-2).fit(data)
+        for padded in (False, True)
+    )
+    assert_close(result.influence(data[1]), expected.influence(data[1]), rtol=1e-9, atol=0)
+
+
+class Sorting(nn.Module):
+    """Sorts the examples by length before a layer, as code for packed sequences does."""
+
+    def __init__(self, sorts: bool) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+        self.sorts = sorts
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens > 0
+        order = mask.sum(1).argsort(descending=True, stable=True) if self.sorts else torch.arange(len(tokens))
+        hidden = self.body(self.embed(tokens[order])).tanh() * mask[order].unsqueeze(-1)
+        return self.head(hidden.sum(1)[order.argsort()])
+
+
+def test_models_that_sort_their_batch() -> None:
+    """The first examples are in order, so sorting does not change them."""
+    data = [ragged((6, 4, 2)), ragged((1, 5, 3, 2), seed=1)]
+    result, expected = (
+        IFComp(seeded(partial(Sorting, sorts))().double(), fisher="exact", damping=1e-2).fit(data)
+        for sorts in (True, False)
+    )
+    for x in data:
+        assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
+        assert_batches_do_not_matter(result, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter, signature
 from itertools import takewhile
 from typing import Any
@@ -29,15 +29,20 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-def run_in_autocast(model: nn.Module, batch: Batch) -> tuple[Tensor, torch.dtype]:
+def run_in_autocast(model: nn.Module, batch: Batch, mode: AbstractContextManager[object]) -> tuple[Tensor, torch.dtype]:
     """Return the logits and the dtype of their backward pass: that of the active autocast, else that of the logits.
 
     The autocast cache is disabled: weights that were cached under ``no_grad`` have no graph.
+
+    Args:
+        model: The classifier.
+        batch: Its inputs.
+        mode: See `run_model`.
     """
     device = next(model.parameters()).device
     cast = autocast_dtype(device)
     with torch.autocast(device.type, cast, enabled=cast is not None, cache_enabled=False):
-        logits = run_model(model, batch)
+        logits = run_model(model, batch, mode)
     return logits, cast or logits.dtype
 
 
@@ -160,8 +165,13 @@ def _is_input(parameter: Parameter) -> bool:
     return parameter.annotation is Parameter.empty or "Tensor" in str(parameter.annotation)
 
 
-def run_model(model: nn.Module, batch: Batch) -> Tensor:
+def run_model(model: nn.Module, batch: Batch, mode: AbstractContextManager[object] | None = None) -> Tensor:
     """Return the validated logits [B, K] of a model.
+
+    Args:
+        model: The classifier.
+        batch: Its inputs.
+        mode: A context in which the model runs, without the checks of its logits.
 
     Raises:
         LogitsError: If the output is not [B, K] with K > 1.
@@ -170,7 +180,8 @@ def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """
     where = batch.name
     try:
-        output = call_model(model, batch.args, batch.kwargs)
+        with mode or nullcontext():
+            output = call_model(model, batch.args, batch.kwargs)
     except RuntimeError as error:
         given = {value.dtype for value in batch.tensors() if value.is_floating_point()}
         needed = {value.dtype for value in model.parameters() if value.is_floating_point()}

@@ -29,6 +29,30 @@ _BROADCASTING = frozenset(
 #: Functions that repeat a tensor along new or singleton axes.
 _EXPANDING = frozenset({"expand", "repeat"})
 
+#: Functions whose result is a value on the CPU, or has a size that depends on the content of a tensor.
+_CONTENT = frozenset(
+    [
+        "nonzero",
+        "argwhere",
+        "masked_select",
+        "unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "repeat_interleave",
+        "bincount",
+        "_pack_padded_sequence",
+        "item",
+        "tolist",
+        "numpy",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    ]
+)
+
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -71,6 +95,7 @@ class FunctionCalls(TorchFunctionMode):
 
     Attributes:
         changed: Names of layers that were called with other settings than those of the module.
+        reads_content: Whether the shapes of tensors may depend on the content of others.
     """
 
     def __init__(
@@ -86,6 +111,7 @@ class FunctionCalls(TorchFunctionMode):
         """
         super().__init__()
         self.changed: set[str] = set()
+        self.reads_content = False
         self._report, self._targets, self._bare, self._parameters = report, targets, bare, frozenset(parameters)
         self._entered: list[Target] = []
         self._derived: dict[int, tuple[str, Tensor]] = {}
@@ -107,9 +133,10 @@ class FunctionCalls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.reads_content = self.reads_content or _reads_content(name, args)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if name in _READERS:
             return self._layer(func, _READERS[name](*args, **kwargs), args, kwargs)
         if self._bare and any(self._root(value) for value in args if isinstance(value, Tensor)):
@@ -178,6 +205,18 @@ class FunctionCalls(TorchFunctionMode):
             return value
         rows = aligned.expand(shape[0], *aligned.shape[1:])
         return self._report(root, rows.detach(), rows, ())
+
+
+def _reads_content(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function reads the content of a tensor: a boolean index, a bound of a slice, a listed function."""
+    if name == "where":
+        return len(args) == 1
+    if name != "__getitem__":
+        return name in _CONTENT
+    index = args[1] if isinstance(args[1], tuple | list) else (args[1],)
+    bounds = [bound for part in index if isinstance(part, slice) for bound in (part.start, part.stop, part.step)]
+    is_mask = any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in index)
+    return is_mask or any(isinstance(bound, Tensor) for bound in bounds)
 
 
 def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> FunctionCall:

@@ -136,15 +136,15 @@ class Recorder:
         functions = self._function_calls()
         self._recording, self._functions = recording, functions
         try:
-            with torch.inference_mode(False), torch.enable_grad(), functions:
-                recording.logits, recording.backward_dtype = run_in_autocast(self.model, batch)
+            with torch.inference_mode(False), torch.enable_grad():
+                recording.logits, recording.backward_dtype = run_in_autocast(self.model, batch, functions)
         finally:
             self._recording = self._functions = None
         for layer in self.inventory.layers:
             recording.check_unchanged(layer)
         if settle:
             _check_settings(functions.changed)
-            self._settle(recording, batch)
+            self._settle(recording, batch, functions.reads_content)
         return recording
 
     def _function_calls(self) -> FunctionCalls:
@@ -169,10 +169,10 @@ class Recorder:
         recording.add(name, value, output, arguments=arguments)
         return output
 
-    def _settle(self, recording: Recording, batch: Batch) -> None:
+    def _settle(self, recording: Recording, batch: Batch, reads_content: bool) -> None:
         """Settle the layouts of a batch, and verify layers that are called for the first time."""
         tensors = list(batch.tensors())
-        fixed_rows = len(tensors) == 1 and tensors[0].is_floating_point()
+        fixed_rows = len(tensors) == 1 and tensors[0].is_floating_point() and not reads_content
         settle_layouts(recording, self.inventory.layers, self.verified.rows, fixed_rows)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         check_unused(
