@@ -244,7 +244,7 @@ class Folded(nn.Module):
     """A layer that sees the positions of an example as rows of a larger batch."""
 
     def __init__(self, layer: nn.Module, features: int, used: slice = slice(None)) -> None:
-        """Makes the head for a layer with the given number of outputs; ``used`` are the pixels that it sees."""
+        """Makes the head for a layer with the given number of outputs; ``used`` are the pixels that it reads."""
         super().__init__()
         self.layer = layer
         self.head = nn.Linear(features, 3)

@@ -419,7 +419,7 @@ def covariances(
 ) -> tuple[Tensor, Tensor]:
     """Covariances of a module of `canonical_use`, summed over examples, positions and all calls of the module.
 
-    Inputs count at positions whose output changes the logits, for each group of its own.
+    Inputs count at positions whose output changes the logits, separately for each group.
 
     Args:
         model: Any classifier.
@@ -493,7 +493,7 @@ def _pixels(x: Tensor, module: nn.Module) -> Tensor:
 
 
 def _pixels_in_patches(x: Tensor, module: Convolution, counts: Tensor) -> Tensor:
-    """Which pixels of `_pixels` are in the patch of a position that counts, ``[B, Gr, T']`` for ``counts [B, Gr, T]``.
+    """Whether pixels are in the patch of a position that counts, ``[B, Gr, T']`` for ``counts [B, Gr, T]``.
 
     The number of a pixel is written into an image, and the patches of that image are read at the positions.
     """

@@ -1,9 +1,9 @@
-"""A device without float64 that a CPU pretends to have, as Apple's MPS.
+"""A device without float64, such as Apple's MPS, simulated on a CPU.
 
 `DeviceTensor` wraps a tensor of the CPU and claims to be on another device. The device is called ``meta``, because
 PyTorch needs no driver for it. As on a real device, an operation fails if it mixes tensors of the device with tensors
 of the CPU that have an axis, and results are on the device unless ``device=`` names another one. An operation that
-gives a tensor of 64-bit floats on the device fails, as it does on MPS.
+returns a tensor of 64-bit floats on the device fails, as on MPS.
 """
 
 import sys
@@ -29,11 +29,11 @@ _MAY_MIX = (aten._to_copy, aten.copy_, aten.copy, aten.index, aten.index_put, at
 
 
 class NoDoubleError(TypeError):
-    """A tensor of 64-bit floats would be on the device."""
+    """An operation would create a tensor of 64-bit floats on the device."""
 
 
 class MixedDevicesError(RuntimeError):
-    """Tensors of two devices meet in one operation."""
+    """An operation has tensors of two devices."""
 
 
 class DeviceTensor(Tensor):
@@ -78,7 +78,7 @@ class DeviceTensor(Tensor):
 
 
 class PretendedDevice(TorchDispatchMode):
-    """Lets functions that make tensors make them on the device.
+    """Creates new tensors on the device.
 
     Attributes:
         copies: Number of copies between the CPU and the device.
@@ -101,7 +101,7 @@ def pretended_device(monkeypatch: pytest.MonkeyPatch, exempt: Sequence[str] = ()
 
     Args:
         monkeypatch: Removes autocast of the device, which PyTorch knows by name only.
-        exempt: Ends of file names. Code that they call may make float64 tensors on the device.
+        exempt: Ends of file names. Code called from these files may create float64 tensors on the device.
     """
     autocast, is_enabled = torch.autocast, torch.is_autocast_enabled
 
@@ -130,13 +130,13 @@ def on_device(model: nn.Module) -> nn.Module:
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any], exempt: Sequence[str]) -> Any:
-    """Run an operation on the values, and wrap what it gives if that is on the device."""
+    """Run an operation on the values, and wrap the result if it is on the device."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     wrapped = [value for value in tensors if isinstance(value, DeviceTensor)]
     if wrapped and function.overloadpacket not in _MAY_MIX:
         others = [value for value in tensors if not isinstance(value, DeviceTensor) and value.dim()]
         if others:
-            raise MixedDevicesError(f"{function} gets {others[0].dtype} {list(others[0].shape)} from the CPU.")
+            raise MixedDevicesError(f"{function} received {others[0].dtype} {list(others[0].shape)} from the CPU.")
     target = kwargs.get("device")
     is_here = bool(wrapped) if target is None else torch.device(target).type == DEVICE.type
     if function.overloadpacket is aten.copy_:
@@ -151,7 +151,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any], exempt: Sequence[str]
             value.dtype for value in tree_leaves(result) if isinstance(value, Tensor) and value.dtype in _MISSING
         ]
         if missing:
-            raise NoDoubleError(f"{function} gives a tensor of {missing.pop()} on the device.")
+            raise NoDoubleError(f"{function} returned a tensor of {missing.pop()} on the device.")
     by_inner = {id(value.inner): value for value in wrapped}
     return tree_map(lambda value: _wrap(value, by_inner), result)
 
@@ -161,7 +161,7 @@ def _inner(value: Any) -> Any:
 
 
 def _wrap(value: Any, known: dict[int, DeviceTensor]) -> Any:
-    """Wrap a tensor. Operations in place return the wrapper that they were given."""
+    """Wrap a tensor. In-place operations return their first argument."""
     if not isinstance(value, Tensor):
         return value
     return known[id(value)] if id(value) in known else DeviceTensor(value)

@@ -1,4 +1,4 @@
-"""On a device without float64, no tensor of 64-bit floats is made there, and results are those of the CPU."""
+"""On a device without float64, no tensor of 64-bit floats is created there, and results are those of the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -152,7 +152,7 @@ class Shift(nn.Module):
 
 
 def test_the_pretended_device_refuses_float64_and_mixed_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above fail on a regression because of this."""
+    """The other tests of this file depend on these errors."""
     with pretended_device(monkeypatch) as mode:
         device = DEVICE
         value = torch.ones(3).to(device)

@@ -1,4 +1,4 @@
-"""Fits and scores do not depend on the amount of padding, nor on how the data is cut into batches."""
+"""Fits and scores do not depend on the amount of padding, nor on the division of the data into batches."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,7 +96,7 @@ class TextConvolution(nn.Module):
 
 
 def bert() -> nn.Module:
-    """BERT for sequence classification, as of transformers."""
+    """BERT of transformers for sequence classification."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.BertConfig(
         vocab_size=WORDS,

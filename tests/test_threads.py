@@ -20,7 +20,7 @@ ROUNDS = 6
 
 
 def run_threads(*works: Callable[[], Any], rounds: int = ROUNDS) -> list[list[Any]]:
-    """Run each work in a thread, all at the same time, several times; return the results."""
+    """Run every function repeatedly in a separate thread, all at the same time; return the results."""
     barrier, results = threading.Barrier(len(works)), [[] for _ in works]
     errors: list[BaseException] = []
 

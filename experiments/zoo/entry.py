@@ -1,4 +1,4 @@
-"""An architecture of the zoo: a small model, its inputs and the ways in which the inputs can be cut and padded."""
+"""An architecture of the zoo: a small model, its inputs, and functions that split and pad the inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Entry:
     """A small version of an architecture.
 
     Attributes:
-        name: Name, unique in the zoo.
+        name: Unique name.
         source: Package that defines the architecture.
         build: Returns a new model with `CLASSES` logits.
         batch: Returns inputs: a tensor, or a dict of keyword arguments.

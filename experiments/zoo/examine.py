@@ -19,13 +19,13 @@ from ifcomp import IFComp
 from ifcomp.curvature.factors import Relative
 from ifcomp.errors import IfcompError
 
-#: Exact; refused by an error of the library; wrong; another error; no result in time; the process ended.
+#: Results: exact, an error of the library, wrong, another error, no result in time, the process ended.
 VERDICTS = ("exact", "refused", "wrong", "crash", "timeout", "killed")
 #: Largest relative error that counts as exact.
 TOLERANCE = 1e-6
 
-#: Largest difference between fits that are cut into other batches. Equal eigenvalues have arbitrary eigenvectors, which
-#: rounding errors choose.
+#: Largest difference between fits with different batches. Eigenvectors of equal eigenvalues are arbitrary and depend on
+#: rounding errors.
 CUT_TOLERANCE = 1e-4
 #: Error of results that are not finite.
 UNBOUNDED = 1e99
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def error(self) -> float:
-        """The largest error. That of a fit cut into other batches has a limit of its own."""
+        """The largest error. The difference between fits with different batches has a separate limit."""
         return max((error for name, error in self.errors.items() if name != "fit cut"), default=0.0)
 
     @property

@@ -47,8 +47,8 @@ def check_batch(batch: Batch, num_classes: int, labels: LabelUse) -> Batch:
     Args:
         batch: The batch.
         num_classes: K.
-        labels: Whether labels are needed. Labels that are not needed are validated too, since they show what the model
-            was trained for.
+        labels: Whether labels are needed. Labels that are not needed are validated too, because regression and
+            multi-label targets are errors.
     """
     check_inputs(batch)
     if labels == "needed" or batch.labels is not None:

@@ -1,4 +1,4 @@
-"""The place of float64 arithmetic: the device of a float64 model, otherwise the CPU.
+"""Device of float64 arithmetic: the device of a float64 model, otherwise the CPU.
 
 Devices such as Apple's MPS have no float64. Logits, inverse curvature and eigenvectors need it, and are small or
 computed once. No float64 tensor is created on the device of a model in lower precision.

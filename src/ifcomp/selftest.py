@@ -68,7 +68,7 @@ def run_selftest(device: str, cases: Sequence[SelftestCase] = CASES) -> list[Cas
     """Run all cases in float32 and, where the device has it, in float64.
 
     Args:
-        device: Such as "cpu", "cuda:0" or "mps".
+        device: Name of the device, such as "cpu", "cuda:0" or "mps".
         cases: Models to run.
 
     Raises:
@@ -87,8 +87,8 @@ def check_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = _first_line(error).split(". ")[0].rstrip(".")
         raise SettingError(
-            f"The device '{name}' is not available: {reason}. Name one that PyTorch can use here, such as cpu, cuda:0 "
-            "or mps."
+            f"The device '{name}' is not available: {reason}. Give a device that PyTorch can use, such as cpu, "
+            "cuda:0 or mps."
         ) from error
     return device
 

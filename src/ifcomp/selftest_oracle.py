@@ -1,7 +1,7 @@
 """Models of the self-test, and their influence from dense autograd gradients on the CPU in float64.
 
 The oracle shares no code with the fit or with scoring. It differentiates every logit of every example alone. Only the
-eigenbasis is that of the fit: formulas hold in any orthogonal basis.
+eigenbasis is that of the fit: the formulas hold in any orthogonal basis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SelftestCase:
     """A small classifier.
 
     Attributes:
-        name: Shown in the table.
+        name: Name in the table.
         build: Returns the model. It is called under a fixed seed, and every call must give the same weights.
         shape: Shape of one input.
         tokens: Number of different tokens if inputs are indices; None for floating-point inputs.
@@ -78,7 +78,7 @@ class _Attention(nn.Module):
 
 
 class _ClassToken(nn.Module):
-    """Patches, a class token and positions, which have no layer rule, and a transformer layer."""
+    """Patches, a class token and positions, which are bare parameters, and a transformer layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _convolution(*layers: nn.Module, features: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Tanh(), nn.Flatten(), nn.Linear(features, 3))
 
 
-#: Models of the package: one per kind of layer, three classes each.
+#: Models of the package: common layers, three classes each.
 CASES = (
     SelftestCase("mlp", lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), (5,)),
     SelftestCase("tokens", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), _Mean(), nn.Linear(5, 3)), (6, 4)),

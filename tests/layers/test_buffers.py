@@ -1,4 +1,4 @@
-"""Buffers that the forward pass changes come back as they were."""
+"""Buffers that the forward pass changes are restored."""
 
 import torch
 from torch import Tensor, nn

@@ -138,7 +138,7 @@ def test_weights_with_another_use_are_demoted() -> None:
 
 
 class Parent(nn.Module):
-    """Uses the weight of a child directly, with a bias of its own."""
+    """Uses the weight of a child directly, with a separate bias."""
 
     def __init__(self, direct: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recurrent modules and transposed convolutions: replaced forwards, packed sequences, and what has no rule."""
+"""Recurrent modules and transposed convolutions: replaced forwards, packed sequences, and modules without a rule."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ SIZE, LENGTH = 4, 6
 
 
 class Emitted:
-    """Collects what a replaced forward reports."""
+    """Collects the reports of a replaced forward."""
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[Tensor, Tensor]] = {}
@@ -216,7 +216,7 @@ def test_calls_with_an_output_size_are_demoted() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_rounding_does_not_determine_the_basis_of_a_transposed_convolution(stride: int) -> None:
-    """With a stride as large as the kernel all offsets see the same pixels."""
+    """If the stride equals the kernel size, all offsets have the same input pixels."""
     x, size = random(7, 2, 3, 3), 3 * ((3 - 1) * stride + 2) ** 2
     model = seeded(
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride), nn.Tanh(), nn.Flatten(), nn.Linear(size, 3))

@@ -1,4 +1,4 @@
-"""Models whose gradients were once silently wrong: small gradients, half precision, caches, symmetries, free rows."""
+"""Regression tests of silent errors: small gradients, half precision, caches, symmetries, scattered rows."""
 
 from functools import partial
 

@@ -20,7 +20,7 @@ def scripted(x: Tensor, scale: Tensor) -> Tensor:
 
 
 class Product(torch.autograd.Function):
-    """A product with a backward pass of its own."""
+    """A product with a custom backward pass."""
 
     generate_vmap_rule = True
 

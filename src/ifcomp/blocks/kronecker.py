@@ -23,7 +23,7 @@ from ifcomp.blocks.kronecker_forms import DirectForm, gradient_slabs, pair_form
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, KroneckerShape, rotate
 from ifcomp.blocks.kronecker_plan import KroneckerPlan, make_plan
 
-#: Rounding errors of a backward pass are below this multiple of the unit of precision.
+#: Rounding errors of a backward pass are below this multiple of eps, relative to the largest gradient of the example.
 _ROUNDING = 100
 
 
@@ -52,10 +52,10 @@ class KroneckerBlock(Block):
         return make_plan(self.shape, inputs.positions, chunk_size, cotangents, condition)
 
     def active_positions(self, output_grads: Tensor) -> Tensor:
-        """A gradient counts as zero below the rounding errors of the example's largest.
+        """A gradient counts as zero if it is below the rounding errors of the example's largest gradient.
 
-        Fused attention computes the zero gradient of a query with a single key with such errors, and finite masks give
-        padding a gradient of this order or less.
+        In fused attention the gradient of a query with a single key is a rounding error instead of zero. Masks with
+        finite values leave padding a gradient of at most this size.
         """
         sizes = output_grads.abs().sum(3)  # [B, C, G, T]
         rounding = _ROUNDING * torch.finfo(sizes.dtype).eps * sizes.amax((2, 3), keepdim=True)
@@ -67,7 +67,8 @@ class KroneckerBlock(Block):
             values, counted = inputs.channels(), inputs.active_channels(active)
         else:
             values, counted = inputs.unfold(), active
-        return _outer_products(values * counted.unsqueeze(2).to(values.dtype))  # a condition would synchronise a GPU
+        # A product, because indexing by a mask would synchronise a GPU.
+        return _outer_products(values * counted.unsqueeze(2).to(values.dtype))
 
     def output_covariance(self, output_grads: Tensor) -> Tensor:
         return _outer_products(output_grads.flatten(0, 1))

@@ -46,7 +46,7 @@ class Outcome:
         shown: Text and tables for the terminal.
         written: Description of each file that was written, by path.
         next_steps: Description of each command to run next.
-        exit_code: 0, `GATE` if a gate was exceeded, or `FAILED`.
+        exit_code: 0, `GATE` if a gate was exceeded, `FAILED` if a self-test failed.
     """
 
     facts: Mapping[str, Any]

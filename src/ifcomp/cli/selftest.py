@@ -26,7 +26,7 @@ def selftest(
             metavar="NAME",
             help="Models to test: package.module:factory, a function that returns a list of "
             "ifcomp.selftest_oracle.SelftestCase.",
-            show_default="one small model per kind of layer",
+            show_default="small models of common layers",
         ),
     ] = None,
 ) -> Outcome:
@@ -60,7 +60,7 @@ def _load_cases(spec: str) -> list[Any]:
 
     cases = call_factory(spec, "cases", SettingError)
     if not isinstance(cases, list | tuple) or not cases or not all(isinstance(case, SelftestCase) for case in cases):
-        raise SettingError(f"'{spec}' must return a list of ifcomp.selftest_oracle.SelftestCase with at least one.")
+        raise SettingError(f"'{spec}' must return a list of at least one ifcomp.selftest_oracle.SelftestCase.")
     return list(cases)
 
 
@@ -78,7 +78,7 @@ def _shown(device: str, results: list[CaseResult], failed: list[CaseResult]) -> 
     ]
     shown: list[RenderableType] = [table(_COLUMNS, rows, left=2)]
     if not failed:
-        return [*shown, paragraph(f"All {len(results)} results on {device} are right.")]
+        return [*shown, paragraph(f"All {len(results)} results on {device} are within their limits.")]
     lines = [
         f"{result.name}, {result.dtype}, {check}: "
         + (result.exceptions.get(check) or f"error {result.errors[check]:.1e}, limit {result.limits[check]:.0e}")
@@ -86,7 +86,7 @@ def _shown(device: str, results: list[CaseResult], failed: list[CaseResult]) -> 
         for check in result.failed
     ]
     advice = (
-        f"{len(failed)} of {len(results)} results on {device} are wrong. Do not use this device; results on the CPU "
+        f"{len(failed)} of {len(results)} results on {device} failed. Do not use this device; results on the CPU "
         "are not affected. Please report this with the output of the same command with --json."
     )
     return [*shown, paragraph("\n".join(lines)), paragraph(advice)]

@@ -56,8 +56,8 @@ class CovarianceSums:
     def add(self, recording: Recording, cotangents: Sequence[Cotangents], chunk_size: int) -> None:
         """Add the outer products of one microbatch.
 
-        A position counts in the input covariance if its output gradient is not zero for a cotangent. Backward passes
-        start from cotangents of equal size, so confident examples count like all others.
+        A position counts in the input covariance if its output gradient is nonzero for at least one cotangent. Backward
+        passes start from cotangents of equal size, so that gradients of confident examples do not underflow.
 
         Args:
             recording: The forward pass.
@@ -115,8 +115,8 @@ def add_second_moments(
 def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collection[str]) -> None:
     """Set the second moments of blocks whose gradients are rounding errors to zero, in place.
 
-    A parameter can have no gradient by symmetry, for instance the bias of the keys in attention. Its computed gradient
-    is the rounding error of larger numbers, and damping relative to its curvature would turn it into influence.
+    The gradient of a parameter can be zero by symmetry, for instance that of the key bias in attention. The computed
+    gradient is then a rounding error. Damping relative to its curvature would amplify it to a large influence.
 
     Args:
         second_moments: Sums of squared gradients by name.

@@ -110,10 +110,10 @@ def fisher_cotangents(
 
 
 def directions_and_sizes(cotangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of cotangents [C, B, K]: directions whose largest entry is 1, and sizes [C, B].
+    """Split cotangents [C, B, K] into directions, whose largest absolute entry is 1, and sizes [C, B].
 
-    Backward passes of directions do not underflow, however confident the model is. A zero cotangent has an arbitrary
-    direction without zeros.
+    Backward passes of directions do not underflow for confident models. The direction of a zero cotangent is arbitrary
+    and has no zeros.
     """
     sizes = cotangents.abs().amax(-1)
     classes = cotangents.shape[-1]

@@ -29,8 +29,8 @@ class Batch:
         name: Name of the loader's batch in messages.
         offset: Index of the first example within the loader's batch.
         start: Number of examples in the loader's earlier batches.
-        shared: Names of input tensors without a batch axis, as `named_tensors` gives them. Of the other tensors, those
-            with B entries have a batch axis.
+        shared: Names of input tensors without a batch axis, as in `named_tensors`. Every other tensor of length B has a
+            batch axis.
     """
 
     args: tuple[Any, ...]
@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def inputs(self) -> Any:
-        """The inputs without labels, in a form that `as_batch` takes."""
+        """The inputs without labels, in a form that `as_batch` accepts."""
         return self.kwargs or (self.args[0] if isinstance(self.args[0], Tensor) else self.args)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -125,7 +125,7 @@ def iter_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the tensors of `iter_tensors` with unique names made of keys and positions."""
+    """Iterate over the tensors of `iter_tensors` with unique names that consist of keys and positions."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping | tuple) or type(value) is list:
@@ -140,8 +140,9 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     Args:
         item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label. x is a tensor, or
             a list or tuple of inputs: for ``((x, z), y)`` and ``((x, z),)`` the model is called as ``model(x, z)`` if
-            its ``forward`` takes several inputs, else as ``model((x, z))``. Inputs are arguments without a default, or
-            with the default None unless annotated as no tensor. Lists and tuples in mappings are passed as they are.
+            its ``forward`` takes several inputs, else as ``model((x, z))``. An argument of ``forward`` is an input if
+            it has no default, or the default None and no annotation other than a tensor. Lists and tuples in mappings
+            are passed unchanged.
         labels: Labels that replace those of a mapping. A list or tuple ``(x, z)`` then contains inputs only.
         name: Name of the batch in messages.
 
@@ -185,9 +186,9 @@ def as_batches(data: Iterable[Any]) -> Iterator[Batch]:
 
 
 def _batch_size(inputs: Any, labels: Tensor | None, name: str) -> int:
-    """Return the number of labels, or the most frequent length of the input tensors: an input may have no batch axis.
+    """Return the number of labels if an input has this length, else the most frequent length of the input tensors.
 
-    Without an input of the length of the labels they do not belong to the inputs.
+    Other lengths are allowed, because an input may have no batch axis.
     """
     lengths = [len(value) for value in iter_tensors(inputs) if value.dim()]
     if not lengths:
@@ -205,8 +206,8 @@ def _check_no_labels(item: Sequence[Any], name: str) -> None:
     last = item[-1]
     if len(item) == 2 and isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point():
         raise DataError(
-            f"{name}: labels are given beside (x, z), where z could be labels too. Give x alone, ((x, z),) for a model "
-            "with two inputs, or a dict."
+            f"{name}: labels are given together with (x, z), but z could be labels too. Give x alone, ((x, z),) for a "
+            "model with two inputs, or a dict."
         )
 
 

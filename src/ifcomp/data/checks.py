@@ -96,7 +96,7 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
 
 
 def check_label_form(batch: Batch) -> None:
-    """Raise LabelError if the labels are not one class per example, without a look at their range.
+    """Raise LabelError if the labels are not one class per example. Their range is not checked.
 
     The message names the kind of target: regression, multi-label, one-hot or soft labels.
     """
@@ -114,7 +114,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def describe_targets(labels: Tensor) -> str:
-    """The end of a message about labels that are not integers [B]: the kind of target and what to do."""
+    """End of the message about labels that are not integers [B]: kind of target and remedy."""
     if labels.dtype.is_complex or not labels.dim() or not labels.numel():
         return ". Number the classes from 0."
     values = labels.detach().double().cpu()

@@ -22,7 +22,7 @@ from ifcomp.precision import as_double
 def sum_blocks(
     values: Mapping[str, Tensor], weights: Mapping[str, Weights], shape: tuple[int, ...], like: Tensor
 ) -> Tensor:
-    """Sum scaled forms over blocks in float64. All blocks are moved to the CPU at once, if they must be.
+    """Sum scaled forms over blocks in float64. Blocks of lower precision are copied to the CPU in one transfer.
 
     Args:
         values: Forms of each block in units of its scale.

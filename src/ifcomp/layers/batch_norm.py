@@ -32,8 +32,11 @@ def affine_batch_norm(
     if training or running_mean is None or running_var is None:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if input.dtype != running_var.dtype and (input.dtype, running_var.dtype) not in _MIXED:
-        raise RuntimeError(f"BatchNorm has statistics of type {running_var.dtype} but an input of type {input.dtype}.")
-    dtype = torch.float32 if input.dtype in _HALF else input.dtype  # as PyTorch, half precision computes in float32
+        raise RuntimeError(
+            f"BatchNorm has statistics of type {running_var.dtype} but an input of type {input.dtype}. Convert one of "
+            "them."
+        )
+    dtype = torch.float32 if input.dtype in _HALF else input.dtype  # half precision in float32, as in PyTorch
     slope = torch.rsqrt(running_var.to(dtype) + eps)
     slope = slope if weight is None else slope * weight.to(dtype)
     shift = -running_mean.to(dtype) * slope

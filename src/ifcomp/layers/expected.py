@@ -1,4 +1,4 @@
-"""Gradients of the blocks' parameters by autograd, to compare with."""
+"""Reference gradients of blocks, computed by autograd."""
 
 from __future__ import annotations
 

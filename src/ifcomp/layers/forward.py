@@ -52,8 +52,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     On exit, restore their modes, their buffers and the weights of embeddings with ``max_norm``.
 
-    Some modules cache tensors in eval mode and clear the cache in ``train()``. A cached tensor without a graph would
-    hide its parameters, so ``train()`` of these modules is called on entry and on exit.
+    Modules can cache tensors in eval mode and clear the cache in ``train()``. Autograd does not reach the parameters
+    behind a tensor that was cached without a graph. So ``train()`` of these modules is called on entry and on exit.
     """
     with exclusive(model), _modes_kept(model), _buffers_kept(model):
         model.eval()

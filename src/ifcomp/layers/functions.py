@@ -1,8 +1,8 @@
 """Calls of torch functions during a recorded forward pass.
 
-Some parameters are used without a call of a module whose ``forward`` is known: a subclass has its own ``forward``, a
-weight is normalised before use, a parent module calls ``F.linear(x, child.weight)``, a parameter is multiplied or added
-directly. A mode sees every torch function and reports the calls that use such parameters.
+Parameters can be used outside of a known ``forward``: a subclass overrides ``forward``, a weight is normalised before
+use, a parent module calls ``F.linear(x, child.weight)``, or a parameter is multiplied or added directly.
+`FunctionCalls` intercepts every torch function and reports the calls that use such parameters.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class FunctionCalls(TorchFunctionMode):
         return name in _REARRANGING or (name in _ALONG_AXIS and axis in (0, -args[0].dim()))
 
     def _root(self, value: Tensor) -> str | None:
-        """The name of the parameter that a tensor is, or is derived from without other tensors."""
+        """Name of the bare parameter that a tensor is, or is computed from alone; None for other tensors."""
         return self._bare.get(id(value)) or self._derived.get(id(value), (None,))[0]
 
     def _bare_use(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -234,7 +234,7 @@ class FunctionCalls(TorchFunctionMode):
         return result
 
     def _expanded(self, value: Any, shape: torch.Size) -> Any:
-        """A parameter with one copy per row of the result; other arguments are returned as they are."""
+        """Expand a parameter to one copy per row of the result; other arguments are returned unchanged."""
         root = self._root(value) if isinstance(value, Tensor) else None
         if root is None or not shape:
             return value

@@ -20,7 +20,7 @@ _EXAMPLES = 3
 #: Largest number of inputs that are tried as shared, alone and in pairs.
 _MAX_INPUTS = 8
 
-#: Error of the logits, in units of the rounding error of their largest, up to which the first assignment is accepted.
+#: An assignment is accepted if the error of the logits is at most this multiple of the rounding error of the largest.
 _ROUNDING = 8.0
 
 
@@ -28,9 +28,9 @@ def shared_inputs(model: nn.Module, batch: Batch) -> frozenset[str]:
     """Names of the input tensors without a batch axis.
 
     A tensor of another length than the batch has none. If several tensors have the length of the batch, one can be
-    shared by all examples, such as a table of positions. The right assignment is the one under which an example has the
-    same logits alone and beside others. All inputs with a batch axis are tried first, then single ones as shared, then
-    pairs. If none fits, all are taken to have a batch axis, and verification reports the dependence.
+    shared by all examples, such as a table of positions. Under the right assignment an example has the same logits
+    alone and in a batch. The first assignment has no shared input; then single inputs and pairs are tried as shared. If
+    no assignment is accepted, the one with the smallest error is used, and verification reports the dependence.
 
     Args:
         model: The classifier.

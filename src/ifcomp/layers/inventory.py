@@ -75,7 +75,7 @@ class Inventory:
     def by_function(self, names: Collection[str]) -> Inventory:
         """Record modules by the functions that use their weights, where that is possible.
 
-        The bias is separate: a parent module may compute another one.
+        The bias becomes a bare parameter, because the parent module may use another bias.
 
         Args:
             names: Names of blocks of modules that are not called.
@@ -106,7 +106,7 @@ class Inventory:
         )
 
     def _row(self, block: Block, treatment: str, covered: bool) -> CoverageRow:
-        """A row of the coverage table. A block of effective weights stands for the parameters behind them."""
+        """A row of the coverage table. The size of an effective weight is that of the parameters behind it."""
         effective = any(layer.arguments and layer.block is block for layer in self.layers)
         size = sum(self.sizes[name] for name in block.parameters) if effective else block.size
         return CoverageRow(_printed(block.name), block.kind, treatment, size, covered)
@@ -207,7 +207,7 @@ def _unique(parameters: Mapping[str, nn.Parameter]) -> list[str]:
 
 
 def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str]) -> list[TrackedModule]:
-    """Modules with a rule, without those that use excluded parameters or are inside a module with its own forward."""
+    """Modules with a rule, except those with excluded parameters and those inside a module with a replaced forward."""
     found: list[TrackedModule] = []
     for name, module in model.named_modules():
         rule, is_inherited = find_rule(module)
@@ -273,7 +273,7 @@ def _matching(inventory: Inventory, layers: str | tuple[str, ...], order: Sequen
     uncovered = [row for row in inventory.left_out if any(_names(pattern, row.name) for pattern in unmatched)]
     if uncovered:
         reasons = ", ".join(f"{row.name} ({row.treatment})" for row in uncovered)
-        raise SettingError(f"layers={unmatched} match parameters that are not covered: {reasons}.")
+        raise SettingError(f"layers={unmatched} match parameters that are not covered: {reasons}. Leave them out.")
     if unmatched or not patterns:
         names = list(map(_printed, names))
         raise SettingError(f"layers={unmatched} match no layer. There are: 'last', {', '.join(names)}.")

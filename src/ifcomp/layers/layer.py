@@ -66,7 +66,7 @@ class Layer(ABC):
         """
 
     def by_function(self) -> Layer | None:
-        """The layer for inputs that `ifcomp.layers.functions` reports; None if there is none."""
+        """The layer for inputs that `ifcomp.layers.functions` reports; None if it cannot be recorded by function."""
         return None
 
     def without_bias(self) -> Layer:

@@ -15,7 +15,7 @@ from ifcomp.data.batches import map_tensors
 class Substitution(TorchFunctionMode):
     """Replaces parameters by other tensors in every torch function.
 
-    ``torch.func.functional_call`` would exchange the parameters of the modules, and other threads would see them.
+    ``torch.func.functional_call`` would replace the parameters of the modules for all threads.
 
     Attributes:
         unused: Parameters that no torch function has used so far, by id. Scripted code may have used them.
@@ -43,10 +43,10 @@ class Substitution(TorchFunctionMode):
 
 
 class PlainAttention(TorchFunctionMode):
-    """Keeps transformers of PyTorch off their fast path, which bypasses hooks and makes nested tensors.
+    """Disables the fast path of PyTorch's transformers, which bypasses hooks and creates nested tensors.
 
-    The modules themselves avoid the fast path if a mode is active. The switch in ``torch.backends.mha`` would change
-    the outputs of other threads at padded positions.
+    PyTorch does not use the fast path if a mode is active. The switch in ``torch.backends.mha`` would change the
+    outputs of other threads at padded positions.
     """
 
     def __torch_function__(
@@ -56,7 +56,7 @@ class PlainAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is torch._nested_tensor_from_mask_left_aligned:  # asked first by nn.TransformerEncoder
+        if func is torch._nested_tensor_from_mask_left_aligned:  # nn.TransformerEncoder calls this first
             return False
         return func(*args, **(kwargs or {}))
 

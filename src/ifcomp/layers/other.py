@@ -1,4 +1,4 @@
-"""Per-example gradients of parameters without a layer rule: class tokens, positional embeddings, scales."""
+"""Per-example gradients of parameters without a layer: tied parameters, and those whose rule does not hold."""
 
 from __future__ import annotations
 

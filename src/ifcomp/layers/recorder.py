@@ -93,8 +93,8 @@ class Recorder:
         """Put the model in eval mode and hook its layers; afterwards it is as before.
 
         Only covered parameters require gradients inside, so autograd stores nothing below the first of them. Calls
-        can be nested; only the outermost attaches. Other threads that want to record the model wait. Threads that only
-        run the model are not recorded.
+        can be nested; only the outermost attaches. Other threads that record the model wait. Threads that only run the
+        model are not recorded.
         """
         with ExitStack() as stack:
             stack.enter_context(exclusive(self.model))
@@ -186,7 +186,7 @@ class Recorder:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Disable autograd, inference mode and autocast, whatever modes surround the call."""
+        """Disable autograd, inference mode and autocast, independent of the surrounding modes."""
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
@@ -277,8 +277,8 @@ def _restore_forward(module: nn.Module, previous: object) -> None:
 def _check_settings(changed: Collection[str]) -> None:
     if changed:
         raise ModelError(
-            f"Layer '{min(changed)}' is called with another stride, dilation or number of groups than its module has, "
-            "so its gradient cannot be formed. Leave it out with layers= or requires_grad_(False)."
+            f"Layer '{min(changed)}' is called with other settings (stride, dilation, groups or padding_idx) than "
+            "those of its module, so its gradient cannot be formed. Leave it out with layers= or requires_grad_(False)."
         )
 
 

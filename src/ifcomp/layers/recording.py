@@ -110,7 +110,7 @@ class Recording:
         self.calls.setdefault(name, []).append(call)
 
     def set_layout(self, layer: Layer, layout: Layout) -> None:
-        """Read a layer with another layout."""
+        """Use another layout for a layer."""
         self.layouts = {**self.layouts, layer.name: layout}
         self._inputs.pop(layer.name, None)
 
@@ -173,7 +173,7 @@ class Recording:
         return self._backward(as_type_of(scaled, self.logits), layers, divisors)
 
     def _backward(self, vector: Tensor, layers: Sequence[Layer], scales: Tensor | None) -> CallGrads:
-        """The same for a cotangent of the type of the logits, times scales."""
+        """Same as `backward`, for a cotangent in the dtype of the logits that is multiplied by the scales."""
         if not layers:
             return CallGrads({}, None)
         edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
@@ -282,7 +282,7 @@ def scale_for_half(cotangents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
     """Scaled cotangents [..., B, K] for a backward in float16, and their scales [..., B], which are powers of two.
 
     The residuals ``p - e_y`` of a confident model are below the range of float16. Examples are independent, so each has
-    its own scale. For other precisions the cotangents are returned as they are, without scales.
+    a separate scale. For other precisions the cotangents are returned unchanged, without scales.
     """
     if dtype != torch.float16:
         return cotangents, None

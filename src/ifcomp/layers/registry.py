@@ -113,7 +113,7 @@ def sources(module: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """Parameters from which a parametrised attribute is computed, by name within the module.
 
     These are the originals of ``torch.nn.utils.parametrize``, or parameters such as ``weight_g`` and ``weight_v`` of
-    the older functions.
+    ``torch.nn.utils.weight_norm``.
     """
     if name in module._parameters:
         return {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-#: Number of examples that one backward pass tells apart; the powers of two stay in the range of float16.
+#: Number of examples that one backward pass distinguishes; the powers of two stay in the range of float16.
 _BASE = 8
 
 #: Largest relative error of the gradient of a row with one owner.

@@ -1,7 +1,7 @@
 """Layouts of layers that do not run as on the verified examples.
 
-Tokens without padding, experts and layers behind a condition see other rows in every batch. Where the rows of a layer
-may differ from those that were verified, their owners are determined. If the layout disagrees, the rows are scattered.
+Layers of unpadded tokens, experts and conditional layers run on different rows in every batch. Where the rows may
+differ from those that were verified, their owners are determined. If the layout disagrees, the rows are scattered.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def settle_layouts(
     """
     called = [layer for layer in layers if layer.name in recording.calls]
     scattered = [layer for layer in called if not _fits(layer, recording)]
-    doubtful = [
+    uncertain = [
         layer
         for layer in called
         if layer not in scattered
-        and (rearranges or _is_doubtful(layer, recording, verified_rows.get(layer.name, ()), reads_content))
+        and (rearranges or _may_differ(layer, recording, verified_rows.get(layer.name, ()), reads_content))
     ]
-    doubtful = [layer for layer in doubtful if recording.layouts[layer.name] not in (Layout.SHARED, Layout.SCATTERED)]
-    if doubtful and recording.batch_size > 1:
-        scattered += recording.misarranged(doubtful)
+    uncertain = [layer for layer in uncertain if recording.layouts[layer.name] not in (Layout.SHARED, Layout.SCATTERED)]
+    if uncertain and recording.batch_size > 1:
+        scattered += recording.misarranged(uncertain)
     for layer in scattered:
         recording.set_layout(layer, Layout.SCATTERED)
 
@@ -118,7 +118,7 @@ def _fits(layer: Layer, recording: Recording) -> bool:
     )
 
 
-def _is_doubtful(layer: Layer, recording: Recording, verified: Collection[int], reads_content: bool) -> bool:
-    """Whether the number of rows per example is new, or may differ between examples."""
+def _may_differ(layer: Layer, recording: Recording, verified: Collection[int], reads_content: bool) -> bool:
+    """Whether the number of rows per example was not verified, or may differ between examples."""
     rows = first_axis_rows(layer, recording)
     return not rows <= set(verified) or (reads_content and max(rows, default=0) > 1)

@@ -18,10 +18,10 @@ _LOCKS_LOCK = threading.Lock()
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Hold the locks of all modules of a model, so that models that share modules exclude each other too.
 
-    The locks are re-entrant. No code may yield to a caller inside, and no data is loaded inside: the caller or the
-    loader could wait for a thread that needs the same model.
+    The locks are re-entrant. Do not yield to a caller or load data inside: the caller or the loader could wait for a
+    thread that needs the same model.
     """
-    modules = sorted(set(model.modules()), key=id)  # one order for all threads, against deadlocks
+    modules = sorted(set(model.modules()), key=id)  # the same order in all threads prevents deadlocks
     with _LOCKS_LOCK:
         locks = [_LOCKS.setdefault(module, threading.RLock()) for module in modules]
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ class SharedContext:
     """A context that changes process-wide settings. The first thread enters it, and the last one leaves it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        """Store the function that makes the context."""
+        """Store the function that creates the context."""
         self._make, self._lock, self._users, self._stack = make, threading.Lock(), 0, ExitStack()
 
     def __enter__(self) -> None:

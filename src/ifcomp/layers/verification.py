@@ -3,10 +3,11 @@
 A rule can be wrong for a model although it is right for the module: the batch may not be the first axis, a weight may
 also be used by a function call elsewhere, one row may be shared by the whole batch. So the per-example gradients of
 each block are compared with those of autograd, relative to the size of the block's gradients. Every layer gets the
-layout with the smallest error. A layer for which no layout fits is demoted: its parameters get diagonal blocks from
+layout with the smallest error. A module that is not called although its weight is used is recorded by function
+(`ifcomp.layers.functions`). A layer for which no layout fits is demoted: its parameters get diagonal blocks from
 per-example gradients, which are slower but always exact.
 
-Models of half precision are compared in float32.
+Models of half precision are compared in float32, unless they cannot run in it.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def _final_layouts(result: _Comparison, inventory: Inventory, likely: Mapping[st
 def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
     """Compare all gradients with autograd, for groups of examples until every layer is decided.
 
-    The last group is compared again in reverse: a model can sort its batch, and the order may have been right before.
+    The last group is compared again in reverse order, because a group may be in the order in which a model sorts it.
     """
     recorder, result = Recorder(model, verified), _Comparison()
     layers = verified.inventory.layers
@@ -274,7 +275,7 @@ class _Error:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Tells right gradients, wrong gradients and rounding errors apart.
+    """Distinguishes right gradients, wrong gradients and rounding errors.
 
     Attributes:
         precision: eps of the coarsest type of the comparison.
@@ -408,10 +409,10 @@ def _check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor)
             "batch, a decision that is made once for the whole batch. "
             f"Difference in the first batch: {float((alone - recorded).abs().max()):.3g}."
         )
-    if not _close(plain, recorded, power=0.25):  # a stand-in may round differently from the module
+    if not _close(plain, recorded, power=0.25):  # a replaced forward may round differently
         raise ModelError(
-            "The logits change when the layers of the model are recorded, so a layer computes something else than its "
-            f"type promises. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
+            "The logits change when the layers of the model are recorded, so a layer does not compute the function of "
+            f"its type. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
             "layers out with requires_grad_(False)."
         )
 

@@ -1,8 +1,8 @@
 """``nn.ConvTranspose1d``, ``2d``, ``3d``: stride, padding, output padding, dilation and groups.
 
 A transposed convolution is a convolution by the reversed kernel of the input with zeros between its pixels. Kernel
-offsets always share one input basis. Each offset sees nearly the same pixels, and with a stride as large as the kernel
-exactly the same: a basis over offsets would have equal eigenvalues, and rounding would determine its vectors.
+offsets always share one input basis. Their inputs are nearly the same pixels, and exactly the same if the stride equals
+the kernel size: a basis over offsets would have equal eigenvalues, and rounding would determine its vectors.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def _gates(projected: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor, Tensor
 class _GRURecurrence(Function):
     """Backpropagation through time for known states h [B, T, H].
 
-    ``slopes`` and ``recurrent_slopes`` [T, B, 3, H] are the derivatives of h' by the two projections, ``update`` [T, B,
-    H] is that by h.
+    ``slopes`` and ``recurrent_slopes`` [T, B, 3, H] are the derivatives of h' with respect to the two projections,
+    ``update`` [T, B, H] is the one with respect to h.
     """
 
     generate_vmap_rule = True

@@ -41,8 +41,8 @@ class LSTMCell(Cell):
 class _LSTMRecurrence(Function):
     """Backpropagation through time for known states h and c [B, T, H].
 
-    ``gate_slopes`` [T, B, 4, H] are the derivatives of c' by i, f, g and of h' by o. ``cell_slopes`` [T, B, H] are the
-    derivatives of h' by c'.
+    ``gate_slopes`` [T, B, 4, H] are the derivatives of c' with respect to i, f, g and of h' with respect to o.
+    ``cell_slopes`` [T, B, H] are the derivatives of h' with respect to c'.
     """
 
     generate_vmap_rule = True

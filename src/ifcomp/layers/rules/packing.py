@@ -24,7 +24,7 @@ def unpack(input: Tensor | PackedSequence, batch_first: bool) -> tuple[Tensor, T
 
 
 def pack(values: Tensor, like: Tensor | PackedSequence, batch_first: bool) -> Tensor | PackedSequence:
-    """Bring sequences [B, T, features] into the form of another input of the module."""
+    """Convert sequences [B, T, features] to the form of another input of the module."""
     if not isinstance(like, PackedSequence):
         return values if batch_first else values.transpose(0, 1)
     assert like.sorted_indices is not None
