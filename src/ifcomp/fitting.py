@@ -204,7 +204,7 @@ class FitPasses:
         self._run(batches, 1, add, count)
         all_reduce_sum(state.values())
         for sums in totals:
-            clear_rounding_errors(sums, recorder.verified.rounding)
+            clear_rounding_errors(sums, recorder.verified.rounding, recorder.precision)
         examples = int(count)
         return [
             Factors(

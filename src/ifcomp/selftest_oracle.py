@@ -199,7 +199,8 @@ def _matrices(name: str, block: BlockFactors, gradients: Mapping[str, Tensor]) -
         row = "qkv".index(part)
         parts = [gradients[f"{layer}.in_proj_{kind}"].chunk(3, 2)[row] for kind in ("weight", "bias")]
     else:
-        names = [name, f"{name}.weight", f"{name}.bias"]
+        prefix = f"{name}." if name else ""  # the model can be a layer itself
+        names = [name, f"{prefix}weight", f"{prefix}bias"]
         parts = [gradients[parameter] for parameter in names if parameter in gradients]
     if block.basis is None:
         return torch.cat([values.flatten(2) for values in parts], 2)

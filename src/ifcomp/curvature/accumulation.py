@@ -19,6 +19,9 @@ from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
 from ifcomp.precision import as_double, as_type_of
 
+#: Largest ratio of a rounding error to the largest gradient, in units of eps.
+_ROUNDINGS = 1e3
+
 
 @dataclass(frozen=True, eq=False)
 class CovarianceSums:
@@ -112,7 +115,7 @@ def add_second_moments(
             block.add_second_moments(totals[block.name], inputs, output_grads, bases.get(block.name), plan)
 
 
-def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collection[str]) -> None:
+def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collection[str], precision: float) -> None:
     """Set the second moments of blocks whose gradients are rounding errors to zero, in place.
 
     The gradient of a parameter can be zero by symmetry, for instance that of the key bias in attention. The computed
@@ -120,10 +123,12 @@ def clear_rounding_errors(second_moments: Mapping[str, Tensor], known: Collectio
 
     Args:
         second_moments: Sums of squared gradients by name.
-        known: Names of blocks whose gradients are known to be rounding errors.
+        known: Names of blocks whose gradients are rounding errors on the verified examples.
+        precision: eps of the model.
     """
     sizes = {name: float(as_double(total).sum()) for name, total in second_moments.items()}
     largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     for name, total in second_moments.items():
-        if name in known or sizes[name] <= torch.finfo(total.dtype).eps ** 2 * largest:
+        limit = _ROUNDINGS * precision if name in known else torch.finfo(total.dtype).eps
+        if sizes[name] <= limit**2 * largest:
             total.zero_()

@@ -50,7 +50,7 @@ def expected_gradients(
     ]
     if not tensors:
         return Expected({}, {})
-    found = torch.autograd.grad(recording.logits, tensors, cotangent, retain_graph=True, allow_unused=True)
+    found = recording.gradients(tensors, cotangent)
     filled = iter(
         (torch.zeros_like(value) if grad is None else grad).detach() for value, grad in zip(tensors, found, strict=True)
     )

@@ -26,6 +26,27 @@ _BROADCASTING = frozenset(
     for prefix, suffix in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 )
 
+#: Functions of one tensor that keep the order of its elements and have slope 1.
+_KEEPING = frozenset(
+    [
+        "view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "contiguous",
+        "to",
+        "float",
+        "double",
+        "type",
+        "add",
+        "__add__",
+        "__radd__",
+        "sub",
+        "__sub__",
+    ]
+)
+
 #: Functions that repeat a tensor along new or singleton axes.
 _EXPANDING = frozenset({"expand", "repeat"})
 
@@ -99,11 +120,13 @@ class Target:
         name: Name of the layer.
         module: The module.
         shape: Shape of its weight.
+        function: The function whose calls are recorded.
     """
 
     name: str
     module: torch.nn.Module
     shape: torch.Size
+    function: Callable[..., Any]
 
 
 #: Reports one call: name of the layer, input, output, and the weight and bias as used.
@@ -166,8 +189,8 @@ class FunctionCalls(TorchFunctionMode):
         self.reads_content = self.reads_content or _reads_content(name, args)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        if name in _READERS:
-            return self._layer(func, _READERS[name](*args, **kwargs), args, kwargs)
+        if func in _READERS:
+            return self._layer(func, _READERS[func](*args, **kwargs), args, kwargs)
         if self._bare and any(self._root(value) for value in args if isinstance(value, Tensor)):
             return self._bare_use(func, name, args, kwargs)
         return func(*args, **kwargs)
@@ -179,15 +202,15 @@ class FunctionCalls(TorchFunctionMode):
             output = affine_batch_norm(*args, **kwargs)
         elif func is F.linear and call.bias is not None and self._root(call.bias):
             output = F.linear(call.value(), args[1] if len(args) > 1 else kwargs["weight"])
-            return self._layer_output(call, output) + self._expanded(call.bias, output.shape)
+            return self._layer_output(func, call, output) + self._expanded(call.bias, output.shape)
         else:
             output = func(*args, **kwargs)
-        return self._layer_output(call, output)
+        return self._layer_output(func, call, output)
 
-    def _layer_output(self, call: FunctionCall, output: Any) -> Any:
+    def _layer_output(self, func: Callable[..., Any], call: FunctionCall, output: Any) -> Any:
         """Report a call if its weight is that of a recorded module."""
         target = self._target(call.weight)
-        if target is None or not isinstance(output, Tensor):
+        if target is None or target.function is not func or not isinstance(output, Tensor):
             return output
         if any(getattr(target.module, key, value) != value for key, value in call.geometry.items()):
             self.changed.add(target.name)
@@ -229,7 +252,7 @@ class FunctionCalls(TorchFunctionMode):
         if name in _EXPANDING:
             has_rows = result.dim() > 1 and result.shape[1:].numel() == tensors[0].numel()
             return self._report(roots[0], result.detach(), result.clone(), ()) if has_rows else result
-        if result.numel() == tensors[0].numel():
+        if name in _KEEPING and result.numel() == tensors[0].numel():
             self._derived[id(result)] = (roots[0], result)
         return result
 
@@ -339,14 +362,14 @@ def _each_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     return values * (axes // len(values)) if len(values) < axes else values
 
 
-_READERS: Mapping[str, Callable[..., FunctionCall]] = {
-    "linear": _read_linear,
-    "embedding": _read_embedding,
-    "conv1d": _read_conv,
-    "conv2d": _read_conv,
-    "conv3d": _read_conv,
-    "layer_norm": _read_layer_norm,
-    "rms_norm": _read_rms_norm,
-    "group_norm": _read_group_norm,
-    "batch_norm": _read_batch_norm,
+_READERS: Mapping[Callable[..., Any], Callable[..., FunctionCall]] = {
+    F.linear: _read_linear,
+    F.embedding: _read_embedding,
+    F.conv1d: _read_conv,
+    F.conv2d: _read_conv,
+    F.conv3d: _read_conv,
+    F.layer_norm: _read_layer_norm,
+    F.rms_norm: _read_rms_norm,
+    F.group_norm: _read_group_norm,
+    F.batch_norm: _read_batch_norm,
 }

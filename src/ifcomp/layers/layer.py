@@ -65,6 +65,11 @@ class Layer(ABC):
             inputs: Canonical inputs.
         """
 
+    @property
+    def function(self) -> Callable[..., Tensor] | None:
+        """The function whose calls `ifcomp.layers.functions` reports; None if there is none."""
+        return None
+
     def by_function(self) -> Layer | None:
         """The layer for inputs that `ifcomp.layers.functions` reports; None if it cannot be recorded by function."""
         return None

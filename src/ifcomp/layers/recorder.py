@@ -21,7 +21,7 @@ from ifcomp.layers.layer import TrackedModule
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.other import other_gradients
 from ifcomp.layers.recording import Recording
-from ifcomp.layers.settling import check_gradient, check_unused, settle_layouts
+from ifcomp.layers.settling import check_bare, check_gradient, settle_layouts, used_layers
 from ifcomp.layers.threads import exclusive, is_foreign
 from ifcomp.layers.wrappers import uncompiled
 
@@ -83,6 +83,12 @@ class Recorder:
         return self.inventory.blocks
 
     @property
+    def precision(self) -> float:
+        """The largest eps of the model's parameters."""
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return max(torch.finfo(dtype).eps for dtype in dtypes)
+
+    @property
     def autocast(self) -> str | None:
         """The precision of the surrounding ``torch.autocast``; None outside of it."""
         dtype = autocast_dtype(self.device)
@@ -122,18 +128,17 @@ class Recorder:
             batch: Examples on the model's device.
             settle: Whether layouts are checked where layers do not run as on the verified examples.
         """
-        names = [block.name for block in self.inventory.others]
+        functions = self._function_calls()
         recording = Recording(
             batch.size,
             self.inventory.layers,
             self.layouts,
             self.dtype,
             self.inventory.others,
-            lambda cotangents: other_gradients(
+            lambda names, cotangents: other_gradients(
                 self.model, names, batch, cotangents, self.dtype, self.verified.uses_vmap
             ),
         )
-        functions = self._function_calls()
         self._recording, self._functions = recording, functions
         try:
             with torch.inference_mode(False), torch.enable_grad():
@@ -176,9 +181,10 @@ class Recorder:
             recording, self.inventory.layers, self.verified.rows, functions.rearranges, functions.reads_content
         )
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        check_unused(
-            recording, [layer for layer in self.inventory.layers if layer.name not in recording.calls], parameters
-        )
+        uncalled = [layer for layer in self.inventory.layers if layer.name not in recording.calls]
+        used = used_layers(recording, uncalled, parameters)
+        check_bare(used, self.inventory.bare)
+        recording.others = (*recording.others, *(layer.block for layer in used))
         for layer in self.inventory.layers:
             is_new = layer.name in recording.calls and layer.name not in self._called
             if is_new and check_gradient(recording, layer, parameters):
@@ -263,7 +269,9 @@ def _target(tracked: TrackedModule) -> Target:
     with torch.no_grad():
         shape = tracked.module.weight.shape
     assert isinstance(shape, torch.Size)
-    return Target(tracked.layers[0].name, tracked.module, shape)
+    layer = tracked.layers[0]
+    assert layer.function is not None
+    return Target(layer.name, tracked.module, shape, layer.function)
 
 
 def _restore_forward(module: nn.Module, previous: object) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from ifcomp.precision import as_double, as_type_of
 #: 2^16.
 _HALF_EXPONENT = 8
 
-#: Per-example gradients [C, B, P] by name, for cotangents [C, B, K].
-OtherGradients = Callable[[Tensor], Mapping[str, Tensor]]
+#: Per-example gradients [C, B, P] of parameters by name, for cotangents [C, B, K].
+OtherGradients = Callable[[Sequence[str], Tensor], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Recording:
         layouts: Mapping[str, Layout],
         dtype: torch.dtype,
         others: Sequence[Block] = (),
-        other_gradients: OtherGradients = lambda cotangents: {},
+        other_gradients: OtherGradients = lambda names, cotangents: {},
     ) -> None:
         """Start without calls; the recorder adds them.
 
@@ -114,7 +113,7 @@ class Recording:
         self.layouts = {**self.layouts, layer.name: layout}
         self._inputs.pop(layer.name, None)
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks that were used in this forward pass."""
         return (*(self._layers[name].block for name in self._layers if name in self.calls), *self.others)
@@ -154,9 +153,10 @@ class Recording:
                 if layer.name not in stacked:
                     stacked[layer.name] = grad.new_empty(self.batch_size, len(cotangents), *grad.shape[1:])
                 stacked[layer.name][:, index] = grad
-        if any(block.name in names for block in self.others):
-            found = self._other_gradients(cotangents)
-            stacked |= {name: grad.transpose(0, 1) for name, grad in found.items() if name in names}
+        others = [block.name for block in self.others if block.name in names]
+        if others:
+            found = self._other_gradients(others, cotangents)
+            stacked |= {name: grad.transpose(0, 1) for name, grad in found.items()}
         return stacked
 
     def canonical(self, cotangents: Tensor, blocks: Iterable[Block]) -> Iterator[tuple[Block, Any, Tensor]]:
@@ -177,10 +177,16 @@ class Recording:
         if not layers:
             return CallGrads({}, None)
         edges = {_key(call.edge): call.edge for layer in layers for call in self.calls[layer.name]}
-        found = torch.autograd.grad(self.logits, list(edges.values()), vector, retain_graph=True, allow_unused=True)
+        found = self.gradients(list(edges.values()), vector)
         if scales is not None:
             check_half(found)
         return CallGrads(dict(zip(edges, found, strict=True)), scales)
+
+    def gradients(
+        self, inputs: Sequence[Tensor] | Sequence[GradientEdge], cotangent: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Autograd's gradients of ``sum(cotangent * logits)``; None where the logits do not depend on an input."""
+        return torch.autograd.grad(self.logits, list(inputs), cotangent, retain_graph=True, allow_unused=True)
 
     def arrange(self, layer: Layer, grads: CallGrads) -> Tensor:
         """Canonical output gradients [B, ...] of a layer in its layout."""

@@ -88,8 +88,8 @@ def check_gradient(recording: Recording, layer: Layer, parameters: Mapping[str, 
         return bool(expected.any())
 
 
-def check_unused(recording: Recording, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> None:
-    """Raise ModelError if the logits depend on parameters of layers without a recorded call.
+def used_layers(recording: Recording, layers: Sequence[Layer], parameters: Mapping[str, Tensor]) -> list[Layer]:
+    """Layers without a recorded call on which the logits depend.
 
     Args:
         recording: A recorded batch.
@@ -98,15 +98,21 @@ def check_unused(recording: Recording, layers: Sequence[Layer], parameters: Mapp
     """
     owned = {name: parameters[name] for layer in layers for name in layer.block.parameters}
     if not owned:
-        return
+        return []
     cotangent = random_cotangent(recording.logits)
-    grads = torch.autograd.grad(recording.logits, list(owned.values()), cotangent, retain_graph=True, allow_unused=True)
-    used = [name for name, grad in zip(owned, grads, strict=True) if grad is not None and grad.any()]
-    if used:
+    grads = recording.gradients(list(owned.values()), cotangent)
+    used = {name for name, grad in zip(owned, grads, strict=True) if grad is not None and grad.any()}
+    return [layer for layer in layers if not used.isdisjoint(layer.block.parameters)]
+
+
+def check_bare(layers: Sequence[Layer], bare: Sequence[Layer]) -> None:
+    """Raise ModelError unless all layers are parameters without a module, whose gradients need no recorded call."""
+    others = [layer for layer in layers if layer not in bare]
+    if others:
         raise ModelError(
-            f"The parameter '{used[0]}' is used in another way than on the examples that were verified first, so its "
-            "gradient cannot be formed. Begin with a batch in which it is used in this way, or freeze it with "
-            "requires_grad_(False)."
+            f"The parameters of layer '{others[0].name}' are used in another way than on the examples that were "
+            "verified first, so its gradient cannot be formed. Begin with a batch in which they are used in this way, "
+            "or freeze them with requires_grad_(False)."
         )
 
 

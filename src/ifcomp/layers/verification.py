@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
@@ -61,6 +62,7 @@ class _Comparison:
         uncalled: Layers that have a gradient but no recorded call.
         order: Names of the layers in the order of calls.
         num_classes: K.
+        largest: Norm of the largest gradient of a parameter.
     """
 
     layouts: dict[str, Layout | None] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class _Comparison:
     uncalled: set[str] = field(default_factory=set)
     order: tuple[str, ...] = ()
     num_classes: int = 0
+    largest: float = 0.0
 
 
 def verify(
@@ -133,6 +136,12 @@ def _verify(model: nn.Module, inventory: Inventory, batch: Batch, likely: Mappin
         assumed = {layer.name: Layout.SHARED if layer.name in shared else Layout.FIRST for layer in inventory.layers}
         try:
             result = _compare(model, Verified(inventory, assumed, uses_vmap=uses_vmap), batch)
+        except CheckpointError:  # a checkpointed module runs again without the mode that records functions
+            by_function = {layer.name for layer in inventory.layers if layer.arguments or layer in inventory.bare}
+            if not by_function:
+                raise
+            inventory = inventory.demote(by_function)
+            continue
         except (RuntimeError, LogitsError, ModelError):
             if not shared:
                 raise
@@ -186,6 +195,7 @@ def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
                 result.num_classes = recording.logits.shape[1]
                 undecided = [layer for layer in layers if layer.name not in result.layouts]
                 _compare_group(model, undecided, recording, result)
+            del recording
             if len(result.layouts) == len(layers):
                 break
         with _checked_recording(recorder, examples.select(torch.tensor([2, 1, 0], device="cpu"))) as recording:
@@ -208,7 +218,7 @@ def _confirm(model: nn.Module, layers: Sequence[Layer], recording: Recording, re
     decided = [
         layer for layer in layers if layer.name in recording.calls and result.layouts.get(layer.name) in _COMPARED
     ]
-    comparison = _Comparison()
+    comparison = _Comparison(largest=result.largest)
     _compare_group(model, decided, recording, comparison)
     result.wrong |= comparison.wrong
     for name, layout in comparison.layouts.items():
@@ -224,10 +234,9 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
     parameters = {name: owned[name] for block in blocks for name in block.parameters}
     examples = torch.eye(len(cotangent), dtype=torch.bool, device=cotangent.device).unsqueeze(2)
     expected = [expected_gradients(recording, layers, parameters, cotangent * mask) for mask in examples]
-    judge = _Judge(
-        max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps),
-        max((float(as_double(grad).norm()) for own in expected for grad in own.parameters.values()), default=0.0),
-    )
+    sizes = [float(as_double(grad).norm()) for own in expected for grad in own.parameters.values()]
+    result.largest = max(result.largest, *sizes) if sizes else result.largest
+    judge = _Judge(max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps), result.largest)
     with torch.no_grad():
         called = [layer for layer in layers if layer.name in recording.calls]
         grads = recording.backward(cotangent, called)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +34,10 @@ class ConvLayer(KroneckerLayer):
 
     module: _Conv
     is_padded: bool = False
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return (F.conv1d, F.conv2d, F.conv3d)[len(self.module.kernel_size) - 1]
 
     def by_function(self) -> Layer:
         return replace(self, is_padded=True)

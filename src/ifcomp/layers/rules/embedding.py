@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifcomp.blocks.embedding import EmbeddingBlock
@@ -22,6 +23,10 @@ class EmbeddingLayer(Layer):
     """
 
     padding: int | None
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return F.embedding
 
     def by_function(self) -> Layer:
         return self

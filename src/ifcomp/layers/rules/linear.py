@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker import KroneckerBlock
@@ -23,6 +24,10 @@ class LinearLayer(KroneckerLayer):
     """
 
     first_row: int = 0
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return F.linear
 
     def by_function(self) -> Layer:
         return self

@@ -31,11 +31,17 @@ class NormLayer(Layer):
         normalise: Maps an input [N, ...] to the same input before scale and shift.
         feature_axes: Number of trailing axes with one parameter per entry (LayerNorm, RMSNorm). None: one parameter per
             channel of [N, C, ...].
+        torch_function: The function of the normalisation, if its calls can be recorded.
     """
 
     has_bias: bool
     normalise: Callable[[Tensor], Tensor]
     feature_axes: int | None
+    torch_function: Callable[..., Tensor] | None
+
+    @property
+    def function(self) -> Callable[..., Tensor] | None:
+        return self.torch_function
 
     def by_function(self) -> Layer:
         return replace(self, normalise=_unchanged)
@@ -69,7 +75,11 @@ def _unchanged(values: Tensor) -> Tensor:
 
 
 def _norm_layer(
-    name: str, module: nn.Module, normalise: Callable[[Tensor], Tensor], feature_axes: int | None = None
+    name: str,
+    module: nn.Module,
+    normalise: Callable[[Tensor], Tensor],
+    torch_function: Callable[..., Tensor] | None,
+    feature_axes: int | None = None,
 ) -> tuple[NormLayer, ...]:
     """Build the layer of a normalisation; empty if scale and shift are frozen."""
     names = argument_names(module)
@@ -78,7 +88,7 @@ def _norm_layer(
     parameters = tuple(qualified_name(name, parameter) for parameter in names)
     size = sum(getattr(module, parameter).numel() for parameter in names)
     block = DiagonalBlock(name, type(module).__name__.lower(), parameters, size)
-    return (NormLayer(block, "weight" in names, "bias" in names, normalise, feature_axes),)
+    return (NormLayer(block, "weight" in names, "bias" in names, normalise, feature_axes, torch_function),)
 
 
 def _tracked(module: nn.Module, layers: tuple[NormLayer, ...]) -> TrackedModule | None:
@@ -90,7 +100,7 @@ def batch_norm(name: str, module: nn.Module, selection: Selection) -> TrackedMod
     """Normalise with the running statistics."""
     assert isinstance(module, _BATCH_NORMS)
     layers = _norm_layer(
-        name, module, lambda x: F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+        name, module, lambda x: F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps), F.batch_norm
     )
 
     def forward(emit: Emit, input: Tensor) -> Tensor:
@@ -110,14 +120,16 @@ def instance_norm(name: str, module: nn.Module, selection: Selection) -> Tracked
         statistics = (module.running_mean, module.running_var)
         return F.instance_norm(x, *statistics, use_input_stats=not module.track_running_stats, eps=module.eps)
 
-    return _tracked(module, _norm_layer(name, module, normalise))
+    return _tracked(module, _norm_layer(name, module, normalise, None))
 
 
 @register(nn.GroupNorm)
 def group_norm(name: str, module: nn.Module, selection: Selection) -> TrackedModule | None:
     """Normalise over groups of channels."""
     assert isinstance(module, nn.GroupNorm)
-    return _tracked(module, _norm_layer(name, module, lambda x: F.group_norm(x, module.num_groups, eps=module.eps)))
+    return _tracked(
+        module, _norm_layer(name, module, lambda x: F.group_norm(x, module.num_groups, eps=module.eps), F.group_norm)
+    )
 
 
 @register(nn.LayerNorm)
@@ -125,7 +137,9 @@ def layer_norm(name: str, module: nn.Module, selection: Selection) -> TrackedMod
     """Normalise over the trailing axes."""
     assert isinstance(module, nn.LayerNorm)
     shape = list(module.normalized_shape)
-    return _tracked(module, _norm_layer(name, module, lambda x: F.layer_norm(x, shape, eps=module.eps), len(shape)))
+    return _tracked(
+        module, _norm_layer(name, module, lambda x: F.layer_norm(x, shape, eps=module.eps), F.layer_norm, len(shape))
+    )
 
 
 @register(nn.RMSNorm)
@@ -133,4 +147,6 @@ def rms_norm(name: str, module: nn.Module, selection: Selection) -> TrackedModul
     """Divide by the root mean square over the trailing axes."""
     assert isinstance(module, nn.RMSNorm)
     shape = list(module.normalized_shape)
-    return _tracked(module, _norm_layer(name, module, lambda x: F.rms_norm(x, shape, eps=module.eps), len(shape)))
+    return _tracked(
+        module, _norm_layer(name, module, lambda x: F.rms_norm(x, shape, eps=module.eps), F.rms_norm, len(shape))
+    )
