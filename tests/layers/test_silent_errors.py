@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from cases import seeded
 from ifcomp import IFComp, Relative
 from ifcomp.data.batches import as_batch
+from ifcomp.errors import ModelError
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Verified
@@ -251,3 +252,49 @@ def test_models_that_sort_their_batch() -> None:
     for x in data:
         assert_close(result.influence(x), expected.influence(x), rtol=1e-9, atol=0)
         assert_batches_do_not_matter(result, x)
+
+
+# Uses that the verified examples do not show
+
+
+class LaterUse(nn.Module):
+    """Uses a layer, and its weight directly once inputs are long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).tanh()
+        if x.shape[1] > 4:
+            hidden = hidden + x @ self.body.weight.T
+        return self.head(hidden.mean(1))
+
+
+def test_a_use_that_was_not_verified_is_refused() -> None:
+    short, long = randn(5, 3, 4).double(), randn(5, 6, 4).double()
+    ifc = IFComp(seeded(LaterUse)().double(), fisher="exact", damping=1e-2).fit([short])
+    assert ifc.influence(short).isfinite().all()
+    with pytest.raises(ModelError, match=r"'body'.*also used outside"):
+        ifc.influence(long)
+
+
+class Positions(nn.Module):
+    """A table of positions that is cut to the length of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.body, self.head = nn.Parameter(torch.randn(1, 6, 4)), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x + self.positions[:, : x.shape[1]]).tanh().mean(1))
+
+
+def test_tables_that_are_cut_to_the_input() -> None:
+    data = [randn(5, length, 4, seed=length).double() for length in (6, 3)]
+    first, last = (
+        IFComp(seeded(Positions)().double(), fisher="exact", damping=1e-2).fit(order) for order in (data, data[::-1])
+    )
+    for x in data:
+        assert_close(first.influence(x), last.influence(x), rtol=1e-9, atol=0)
+        assert_batches_do_not_matter(first, x)

@@ -27,7 +27,8 @@ FAINT = 1e-8
 _MULTIPLES = tuple(10.0**-exponent for exponent in range(1, 9))
 
 _DESCRIPTIONS = {
-    "dead": "its gradients on the training data are zero or rounding errors, so its curvature counts as zero",
+    "dead": "its gradients on the training data are zero, or below the rounding errors of the largest gradient, so its "
+    "curvature counts as zero",
     "faint": "its gradients are negligible beside those of other layers, but Relative damping gives it their weight; "
     "leave it out with layers=, or give an absolute damping",
     "damping": "ten times the damping divides its expected influence by {factor:.1f}; use less damping",

@@ -7,6 +7,7 @@ use, a parent module calls ``F.linear(x, child.weight)``, or a parameter is mult
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class FunctionCalls(TorchFunctionMode):
     Attributes:
         changed: Names of layers that were called with other settings than those of the module.
         rearranges: Whether the content of a tensor may have determined the order of rows.
+        uses: Number of functions that used each parameter, by id.
         reads_content: Whether the content of a tensor may have determined the shape of another.
     """
 
@@ -162,6 +164,7 @@ class FunctionCalls(TorchFunctionMode):
         super().__init__()
         self.changed: set[str] = set()
         self.rearranges = self.reads_content = False
+        self.uses: Counter[int] = Counter()
         self._report, self._targets, self._bare, self._parameters = report, targets, bare, frozenset(parameters)
         self._buffers = frozenset(buffers)
         self._entered: list[Target] = []
@@ -189,6 +192,7 @@ class FunctionCalls(TorchFunctionMode):
         self.reads_content = self.reads_content or _reads_content(name, args)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
+        self.uses.update(id(value) for value in (*args, *kwargs.values()) if id(value) in self._parameters)
         if func in _READERS:
             return self._layer(func, _READERS[func](*args, **kwargs), args, kwargs)
         if self._bare and any(self._root(value) for value in args if isinstance(value, Tensor)):
@@ -202,7 +206,8 @@ class FunctionCalls(TorchFunctionMode):
             output = affine_batch_norm(*args, **kwargs)
         elif func is F.linear and call.bias is not None and self._root(call.bias):
             output = F.linear(call.value(), args[1] if len(args) > 1 else kwargs["weight"])
-            return self._layer_output(func, call, output) + self._expanded(call.bias, output.shape)
+            rows = self._expanded(call.bias, output.shape)
+            return self._layer_output(func, call, output) + rows.to(output.dtype)
         else:
             output = func(*args, **kwargs)
         return self._layer_output(func, call, output)

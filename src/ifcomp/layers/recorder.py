@@ -39,6 +39,7 @@ class Verified:
         rounding: Names of blocks whose gradients are rounding errors.
         uses_vmap: Whether ``vmap`` gives the right gradients of parameters without a layer rule.
         shared: Names of inputs without a batch axis; see `Batch.shared`.
+        uses: Uses of the parameters of every layer by functions, per call.
     """
 
     inventory: Inventory
@@ -49,6 +50,7 @@ class Verified:
     rounding: frozenset[str] = frozenset()
     uses_vmap: bool = True
     shared: frozenset[str] = frozenset()
+    uses: Mapping[str, float] = field(default_factory=dict)
 
 
 class Recorder:
@@ -145,6 +147,7 @@ class Recorder:
                 recording.logits, recording.backward_dtype = run_in_autocast(self.model, batch, functions)
         finally:
             self._recording = self._functions = None
+        recording.uses = functions.uses
         for layer in self.inventory.layers:
             recording.check_unchanged(layer)
         if settle:
@@ -185,10 +188,23 @@ class Recorder:
         used = used_layers(recording, uncalled, parameters)
         check_bare(used, self.inventory.bare)
         recording.others = (*recording.others, *(layer.block for layer in used))
+        uses = self.uses_per_call(recording)
         for layer in self.inventory.layers:
-            is_new = layer.name in recording.calls and layer.name not in self._called
+            if layer.name not in recording.calls or layer.name in self.verified.rounding:
+                continue
+            is_new = layer.name not in self._called or uses[layer.name] != self.verified.uses.get(layer.name)
             if is_new and check_gradient(recording, layer, parameters):
                 self._called.add(layer.name)
+
+    def uses_per_call(self, recording: Recording) -> dict[str, float]:
+        """Uses of the parameters of every layer by functions, per recorded call. A change indicates another use."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        return {
+            layer.name: sum(recording.uses.get(id(parameters[name]), 0) for name in layer.block.parameters)
+            / len(recording.calls[layer.name])
+            for layer in self.inventory.layers
+            if layer.name in recording.calls
+        }
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -90,6 +90,7 @@ class Recording:
         self.logits: Tensor = torch.empty(0)
         self.backward_dtype = dtype
         self.calls: dict[str, list[LayerCall]] = {}
+        self.uses: Mapping[int, int] = {}
         self._layers = {layer.name: layer for layer in layers}
         self.others, self._other_gradients = tuple(others), other_gradients
         self._inputs: dict[str, Any] = {}
@@ -121,7 +122,7 @@ class Recording:
     def inputs(self, block: Block) -> Any:
         """Canonical inputs of a block; computed once."""
         name = block.name
-        if name not in self._layers:
+        if name not in self._layers or name not in self.calls:
             return None
         if name not in self._inputs:
             layer = self._layers[name]
@@ -186,7 +187,7 @@ class Recording:
         self, inputs: Sequence[Tensor] | Sequence[GradientEdge], cotangent: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Autograd's gradients of ``sum(cotangent * logits)``; None where the logits do not depend on an input."""
-        return torch.autograd.grad(self.logits, list(inputs), cotangent, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(self.logits, inputs, cotangent, retain_graph=True, allow_unused=True)
 
     def arrange(self, layer: Layer, grads: CallGrads) -> Tensor:
         """Canonical output gradients [B, ...] of a layer in its layout."""

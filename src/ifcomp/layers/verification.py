@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
-from ifcomp.errors import LogitsError, ModelError
+from ifcomp.errors import IfcompError, LogitsError, ModelError
 from ifcomp.layers.expected import expected_gradients, explains_parameters
 from ifcomp.layers.forward import HALF, evaluating, in_float32, run_model
 from ifcomp.layers.inputs import shared_inputs
@@ -63,6 +63,7 @@ class _Comparison:
         order: Names of the layers in the order of calls.
         num_classes: K.
         largest: Norm of the largest gradient of a parameter.
+        uses: Uses of the parameters of every layer by functions, per call.
     """
 
     layouts: dict[str, Layout | None] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class _Comparison:
     order: tuple[str, ...] = ()
     num_classes: int = 0
     largest: float = 0.0
+    uses: dict[str, float] = field(default_factory=dict)
 
 
 def verify(
@@ -98,7 +100,7 @@ def verify(
     try:
         with exclusive(model), in_float32(model):
             return _verify(model, inventory, _as_float32(batch), likely or {})
-    except (RuntimeError, LogitsError):  # the model converts to half precision itself
+    except (RuntimeError, IfcompError):  # the model converts to half precision itself
         return _verify(model, inventory, batch, likely or {})
 
 
@@ -137,10 +139,10 @@ def _verify(model: nn.Module, inventory: Inventory, batch: Batch, likely: Mappin
         try:
             result = _compare(model, Verified(inventory, assumed, uses_vmap=uses_vmap), batch)
         except CheckpointError:  # a checkpointed module runs again without the mode that records functions
-            by_function = {layer.name for layer in inventory.layers if layer.arguments or layer in inventory.bare}
-            if not by_function:
+            recorded = {layer.name for layer in inventory.layers if layer.arguments or layer in inventory.bare}
+            if not recorded:
                 raise
-            inventory = inventory.demote(by_function)
+            inventory = inventory.demote(recorded)
             continue
         except (RuntimeError, LogitsError, ModelError):
             if not shared:
@@ -158,13 +160,20 @@ def _verify(model: nn.Module, inventory: Inventory, batch: Batch, likely: Mappin
         if not failed and not newly_shared and not result.wrong:
             layouts = _final_layouts(result, inventory, likely)
             return Verified(
-                inventory, layouts, order, result.num_classes, result.rows, frozenset(result.rounding), uses_vmap
+                inventory,
+                layouts,
+                order,
+                result.num_classes,
+                result.rows,
+                frozenset(result.rounding),
+                uses_vmap,
+                uses=result.uses,
             )
         uses_vmap = uses_vmap and not result.wrong
         by_function = inventory.by_function(result.uncalled)
-        recorded = {layer.name for layer in by_function.layers if layer.arguments} & result.uncalled
         known = {layer.name for layer in inventory.layers if layer.arguments}
-        inventory = by_function.demote(failed - (recorded - known))
+        converted = {layer.name for layer in by_function.layers if layer.arguments} - known
+        inventory = by_function.demote(failed - converted)
         shared = (shared | newly_shared) & {layer.name for layer in inventory.layers}
 
 
@@ -193,6 +202,7 @@ def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
             with _checked_recording(recorder, examples) as recording:
                 result.order = result.order or tuple(recording.calls)
                 result.num_classes = recording.logits.shape[1]
+                result.uses |= {name: uses for name, uses in recorder.uses_per_call(recording).items() if uses}
                 undecided = [layer for layer in layers if layer.name not in result.layouts]
                 _compare_group(model, undecided, recording, result)
             del recording
