@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cases import Apply, mean, seeded
@@ -49,3 +50,33 @@ def test_a_constant_channel_does_not_overflow_in_half_precision(dtype: torch.dty
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert model(x).isfinite().all()
     assert IFComp(model, fisher="exact", damping=1e-2).fit([x]).influence(x).isfinite().all()
+
+
+class OtherForward(nn.BatchNorm2d):
+    """BatchNorm with its own ``forward``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+
+class JoinedScale(nn.Module):
+    """Two parameters that are joined before use, so they have no layer rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+        self.network = network()
+        self.network[2] = OtherForward(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert float(x.detach().sum()) < 1e9  # vmap cannot read values, so examples run one by one
+        return self.network(x * torch.cat([self.first, self.second]))
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_parameters_without_a_rule_below_another_forward(frozen: bool) -> None:
+    model = seeded(JoinedScale)().double()
+    model.network[2].requires_grad_(not frozen)
+    x = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ifc = IFComp(model, fisher="exact", damping=1e-2).fit([x])
+    assert_close(torch.cat([ifc.influence(example) for example in x.split(1)]), ifc.influence(x), rtol=1e-10, atol=0)

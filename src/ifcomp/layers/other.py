@@ -12,6 +12,7 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ifcomp.data.batches import Batch, map_tensors
+from ifcomp.layers.batch_norm import AffineBatchNorm
 from ifcomp.layers.forward import call_model, run_model
 from ifcomp.layers.modes import Substitution
 from ifcomp.layers.recording import check_half, scale_for_half
@@ -45,7 +46,8 @@ def other_gradients(
     with torch.inference_mode(False), torch.enable_grad():
         owned = dict(model.named_parameters(remove_duplicate=False))  # scripted models lack get_parameter
         parameters: dict[str, Tensor] = {name: owned[name] for name in names}
-        gradients = _by_vmap_or_one_by_one(model, parameters, batch, scaled, uses_vmap)
+        with AffineBatchNorm():
+            gradients = _by_vmap_or_one_by_one(model, parameters, batch, scaled, uses_vmap)
     if scales is not None:
         check_half(gradients.values())
     flat = {name: value.detach().reshape(*cotangents.shape[:2], -1).to(dtype) for name, value in gradients.items()}
