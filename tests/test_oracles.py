@@ -43,7 +43,7 @@ from oracles import (
 ALL_CASES = {case.name: case for case in (*LAYER_CASES, *MODEL_CASES)}
 each_case = pytest.mark.parametrize("case", ALL_CASES.values(), ids=str)
 few_cases = pytest.mark.parametrize(
-    "name", ["linear_tokens", "conv2d_groups", "attention_bias_kv", "tied", "weight_norm"]
+    "name", ["linear_tokens", "conv2d_groups", "attention_bias_kv", "tied", "class_token"]
 )
 
 
