@@ -127,17 +127,18 @@ def test_says_how_to_install_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class DiagonalLinear(nn.Linear):
-    """A Linear with its own ``forward``; `IFComp` gives it diagonal curvature."""
+    """A Linear by another function; `IFComp` gives it diagonal curvature."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return torch.einsum("bi,oi->bo", x, self.weight) + self.bias
 
 
 class DiagonalConv(nn.Conv2d):
-    """A convolution with its own ``forward``."""
+    """A convolution by products with patches."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.conv2d(x, self.weight, self.bias)
+        output = self.weight.flatten(1) @ functional.unfold(x, self.kernel_size) + self.bias.unsqueeze(1)
+        return output.unflatten(2, [size - 1 for size in x.shape[2:]])  # the kernel is 2 x 2
 
 
 def images(size: int, seed: int) -> Tensor:
