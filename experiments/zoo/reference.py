@@ -106,11 +106,11 @@ class DenseGradients:
         """Bind a model.
 
         Args:
-            model: The classifier, in float64 and eval mode. It was never run, so that nothing is cached.
+            model: The classifier, in float64 and eval mode. Its caches are cleared by a change of mode.
             names: Parameters and effective weights to differentiate by.
             effective: Names of effective weights. Names that no parameter has are effective weights in any case.
         """
-        self._model = model.requires_grad_(True)
+        self._model = model.requires_grad_(True).train().eval()
         self._names = list(names)
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self._effective = {name for name in names if name in effective or name not in self._parameters}
