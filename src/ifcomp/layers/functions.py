@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ifcomp.layers.batch_norm import affine_batch_norm
+from ifcomp.layers.content import reads_content, rearranges
+from ifcomp.layers.function_calls import READERS, FunctionCall
 
 #: Functions that broadcast their arguments against each other.
 _BROADCASTING = frozenset(
@@ -50,67 +52,6 @@ _KEEPING = frozenset(
 
 #: Functions that repeat a tensor along new or singleton axes.
 _EXPANDING = frozenset({"expand", "repeat"})
-
-#: Functions whose result is a value on the CPU, or has a size that depends on the content of a tensor.
-_CONTENT = frozenset(
-    [
-        "nonzero",
-        "argwhere",
-        "masked_select",
-        "unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "repeat_interleave",
-        "bincount",
-        "_pack_padded_sequence",
-        "item",
-        "tolist",
-        "numpy",
-        "__array__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ]
-)
-
-#: Functions whose rows along the first axis depend on the content of a tensor.
-_REARRANGING = frozenset(
-    [
-        "masked_select",
-        "repeat_interleave",
-        "unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "_pack_padded_sequence",
-    ]
-)
-
-#: Functions that do so along a given axis: the second argument, or ``dim``.
-_ALONG_AXIS = frozenset(
-    f"{name}{suffix}"
-    for name in ("index_select", "gather", "take_along_dim", "sort", "topk", "scatter", "index_add", "index_copy")
-    for suffix in ("", "_")
-)
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """One call of a function with a weight.
-
-    Attributes:
-        value: Computes the input of the layer: padded for convolutions, normalised for norms.
-        weight: The weight as used.
-        bias: The bias as used.
-        geometry: Settings that must equal those of the module, by name of its attribute.
-    """
-
-    value: Callable[[], Tensor]
-    weight: Tensor | None
-    bias: Tensor | None = None
-    geometry: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,13 +129,14 @@ class FunctionCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        self.rearranges = self.rearranges or self._rearranges(name, args, kwargs)
-        self.reads_content = self.reads_content or _reads_content(name, args)
+        is_data = bool(args) and id(args[0]) not in self._parameters | self._buffers
+        self.rearranges = self.rearranges or (is_data and rearranges(name, args, kwargs))
+        self.reads_content = self.reads_content or reads_content(name, args)
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         self.uses.update(id(value) for value in (*args, *kwargs.values()) if id(value) in self._parameters)
-        if func in _READERS:
-            return self._layer(func, _READERS[func](*args, **kwargs), args, kwargs)
+        if func in READERS:
+            return self._layer(func, READERS[func](*args, **kwargs), args, kwargs)
         if self._bare and any(self._root(value) for value in args if isinstance(value, Tensor)):
             return self._bare_use(func, name, args, kwargs)
         return func(*args, **kwargs)
@@ -232,15 +174,6 @@ class FunctionCalls(TorchFunctionMode):
         entered = self._entered[-1] if self._entered else None
         return entered if entered is not None and weight.requires_grad and weight.shape == entered.shape else None
 
-    def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a function may move rows of a tensor that is neither a parameter nor a buffer."""
-        if not args or id(args[0]) in self._parameters or id(args[0]) in self._buffers:
-            return False
-        if name in ("__getitem__", "__setitem__"):
-            return _moves_rows(args[1][0] if isinstance(args[1], tuple) and args[1] else args[1])
-        axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-        return name in _REARRANGING or (name in _ALONG_AXIS and axis in (0, -args[0].dim()))
-
     def _root(self, value: Tensor) -> str | None:
         """Name of the bare parameter that a tensor is, or is computed from alone; None for other tensors."""
         return self._bare.get(id(value)) or self._derived.get(id(value), (None,))[0]
@@ -271,110 +204,3 @@ class FunctionCalls(TorchFunctionMode):
             return value
         rows = aligned.expand(shape[0], *aligned.shape[1:])
         return self._report(root, rows.detach(), rows, ())
-
-
-def _reads_content(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function reads the content of a tensor: a boolean index, a bound of a slice, a listed function."""
-    if name == "where":
-        return len(args) == 1
-    if name != "__getitem__":
-        return name in _CONTENT
-    index = args[1] if isinstance(args[1], tuple | list) else (args[1],)
-    bounds = [bound for part in index if isinstance(part, slice) for bound in (part.start, part.stop, part.step)]
-    is_mask = any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in index)
-    return is_mask or any(isinstance(bound, Tensor) for bound in bounds)
-
-
-def _moves_rows(index: Any) -> bool:
-    """Whether an index of the first axis may change the order or the number of rows. ``arange`` does not."""
-    if isinstance(index, list):
-        return True
-    if not isinstance(index, Tensor) or not index.dim():
-        return False
-    return index.dtype == torch.bool or not torch.equal(index, torch.arange(len(index), device=index.device))
-
-
-def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> FunctionCall:
-    return FunctionCall(lambda: input, weight, bias)
-
-
-def _read_embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> FunctionCall:
-    return FunctionCall(lambda: input, weight, geometry={"padding_idx": padding_idx})
-
-
-def _read_conv(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> FunctionCall:
-    kernel = weight.shape[2:]
-    spread = _each_axis(dilation, len(kernel))
-
-    def padded() -> Tensor:
-        if isinstance(padding, str):
-            totals = [step * (size - 1) if padding == "same" else 0 for step, size in zip(spread, kernel, strict=True)]
-            widths = [width for total in reversed(totals) for width in (total // 2, total - total // 2)]
-        else:
-            widths = [width for size in reversed(_each_axis(padding, len(kernel))) for width in (size, size)]
-        return F.pad(input, widths)
-
-    geometry = {"stride": _each_axis(stride, len(kernel)), "dilation": spread, "groups": groups}
-    return FunctionCall(padded, weight, bias, geometry)
-
-
-def _read_layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> FunctionCall:
-    return FunctionCall(lambda: F.layer_norm(input, list(normalized_shape), eps=eps), weight, bias)
-
-
-def _read_rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> FunctionCall:
-    return FunctionCall(lambda: F.rms_norm(input, list(normalized_shape), eps=eps), weight)
-
-
-def _read_group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> FunctionCall:
-    return FunctionCall(lambda: F.group_norm(input, num_groups, eps=eps), weight, bias)
-
-
-def _read_batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> FunctionCall:
-    return FunctionCall(lambda: F.batch_norm(input, running_mean, running_var, eps=eps), weight, bias)
-
-
-def _each_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """A setting of a convolution for every axis."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * (axes // len(values)) if len(values) < axes else values
-
-
-_READERS: Mapping[Callable[..., Any], Callable[..., FunctionCall]] = {
-    F.linear: _read_linear,
-    F.embedding: _read_embedding,
-    F.conv1d: _read_conv,
-    F.conv2d: _read_conv,
-    F.conv3d: _read_conv,
-    F.layer_norm: _read_layer_norm,
-    F.rms_norm: _read_rms_norm,
-    F.group_norm: _read_group_norm,
-    F.batch_norm: _read_batch_norm,
-}

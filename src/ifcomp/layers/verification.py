@@ -25,11 +25,12 @@ from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import IfcompError, LogitsError, ModelError
 from ifcomp.layers.expected import expected_gradients, explains_parameters
-from ifcomp.layers.forward import HALF, evaluating, in_float32, run_model
+from ifcomp.layers.forward import HALF, in_float32
 from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import Layer
 from ifcomp.layers.layout import Layout
+from ifcomp.layers.logit_checks import check_logits, plain_logits
 from ifcomp.layers.recorder import Recorder, Verified
 from ifcomp.layers.recording import CallGrads, Recording, random_cotangent
 from ifcomp.layers.settling import first_axis_rows
@@ -216,10 +217,10 @@ def _compare(model: nn.Module, verified: Verified, batch: Batch) -> _Comparison:
 @contextmanager
 def _checked_recording(recorder: Recorder, examples: Batch) -> Iterator[Recording]:
     """Record a group of examples and check the logits."""
-    plain = _plain_logits(recorder.model, examples.to(recorder.device))
+    plain = plain_logits(recorder.model, examples.to(recorder.device))
     with recorder.attached():
         recording = recorder.record(examples.to(recorder.device), settle=False)
-        _check_logits(recorder.model, examples, recording.logits, plain)
+        check_logits(recorder.model, examples, recording.logits, plain)
         yield recording
 
 
@@ -246,7 +247,9 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
     expected = [expected_gradients(recording, layers, parameters, cotangent * mask) for mask in examples]
     sizes = [float(as_double(grad).norm()) for own in expected for grad in own.parameters.values()]
     result.largest = max(result.largest, *sizes) if sizes else result.largest
-    judge = _Judge(max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps), result.largest)
+    tolerance = _Tolerance(
+        max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps), result.largest
+    )
     with torch.no_grad():
         called = [layer for layer in layers if layer.name in recording.calls]
         grads = recording.backward(cotangent, called)
@@ -255,7 +258,7 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
                 layer in called
                 and layer.arguments
                 and not all(
-                    explains_parameters(recording, layer, own, parameters, math.sqrt(judge.precision))
+                    explains_parameters(recording, layer, own, parameters, math.sqrt(tolerance.precision))
                     for own in expected
                 )
             ):
@@ -267,15 +270,17 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
                     result.uncalled.add(layer.name)
                 continue
             truth = torch.stack([own.of_layer(layer) for own in expected])
-            _decide(layer, recording, _layout_errors(layer, recording, grads, truth, judge), truth, judge, result)
+            _decide(
+                layer, recording, _layout_errors(layer, recording, grads, truth, tolerance), truth, tolerance, result
+            )
         gradients = recording.output_grads(cotangent.unsqueeze(0), recording.others)
         for block in recording.others:
             truth = torch.stack([own.parameters[block.parameters[0]].flatten() for own in expected])
             error = _Error.between(gradients[block.name].squeeze(1), truth)
             result.rounding.pop(block.name, None)
-            if judge.is_rounding(error):
+            if tolerance.is_rounding(error):
                 result.rounding[block.name] = Layout.FIRST
-            elif not judge.is_equal(error):
+            elif not tolerance.is_equal(error):
                 result.wrong.add(block.name)
 
 
@@ -293,7 +298,7 @@ class _Error:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Tolerance:
     """Distinguishes right gradients, wrong gradients and rounding errors.
 
     Attributes:
@@ -314,13 +319,13 @@ class _Judge:
 
 
 def _layout_errors(
-    layer: Layer, recording: Recording, grads: CallGrads, truth: Tensor, judge: _Judge
+    layer: Layer, recording: Recording, grads: CallGrads, truth: Tensor, tolerance: _Tolerance
 ) -> dict[Layout, _Error]:
     """Error of the gradients of a layer for every layout that fits its calls."""
     is_shared = recording.layouts[layer.name] is Layout.SHARED
     errors: dict[Layout, _Error] = {}
     for layout in (Layout.SHARED,) if is_shared else _COMPARED:
-        if layout is Layout.SCATTERED and any(map(judge.is_equal, errors.values())):
+        if layout is Layout.SCATTERED and any(map(tolerance.is_equal, errors.values())):
             break
         if not is_shared and not _fits(layout, layer, recording):
             continue
@@ -339,7 +344,7 @@ def _decide(
     recording: Recording,
     errors: Mapping[Layout, _Error],
     truth: Tensor,
-    judge: _Judge,
+    tolerance: _Tolerance,
     result: _Comparison,
 ) -> None:
     """Choose the layout with the smallest error. A layer stays undecided if the examples do not determine it."""
@@ -347,13 +352,13 @@ def _decide(
     is_shared = recording.layouts[name] is Layout.SHARED
     best = min(errors, key=lambda layout: errors[layout].error, default=None)
     result.rounding.pop(name, None)
-    if best is not None and judge.is_equal(errors[best]):
+    if best is not None and tolerance.is_equal(errors[best]):
         recording.set_layout(layer, best)
         if truth.any():
             result.layouts[name], result.rows[name] = best, first_axis_rows(layer, recording)
         elif is_shared or _arrangements(layer, recording) == 1:
             result.unverified[name] = best
-    elif best is not None and judge.is_rounding(errors[best]):
+    elif best is not None and tolerance.is_rounding(errors[best]):
         result.rounding[name] = best
     else:
         result.layouts[name] = Layout.SHARED if not is_shared and _fits(Layout.SHARED, layer, recording) else None
@@ -390,54 +395,3 @@ def _as_float32(batch: Batch) -> Batch:
         return value.float() if value.dtype in HALF else value
 
     return replace(batch, args=map_tensors(convert, batch.args), kwargs=map_tensors(convert, batch.kwargs))
-
-
-def _plain_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """The logits of the model without hooks."""
-    with evaluating(model), torch.enable_grad():
-        return run_model(model, batch).detach()
-
-
-def _check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor) -> None:
-    """Raise ModelError unless logits are deterministic, differentiable and independent across examples.
-
-    Args:
-        model: The classifier, attached.
-        batch: A few examples.
-        logits: Their recorded logits.
-        plain: Their logits without hooks.
-    """
-    if not logits.requires_grad:
-        raise ModelError(
-            "The logits carry no gradient: the model detaches them or runs under no_grad. Return logits that autograd "
-            "can follow back to the parameters."
-        )
-    recorded = logits.detach()
-    with torch.no_grad():
-        alone = torch.cat([run_model(model, example.to(logits.device)) for example in batch.split(1)]).detach()
-        again = run_model(model, batch.to(logits.device)).detach()
-    if not _close(again, recorded):
-        raise ModelError(
-            "The logits of the same batch differ from run to run, so the model is random even in eval mode. "
-            "Usual cause: functional.dropout without training=self.training."
-        )
-    if not all(map(_close, alone, recorded)):
-        raise ModelError(
-            "The logits of an example depend on the other examples of its batch, so per-example gradients do "
-            "not exist. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
-            "batch, a decision that is made once for the whole batch. "
-            f"Difference in the first batch: {float((alone - recorded).abs().max()):.3g}."
-        )
-    if not _close(plain, recorded, power=0.25):  # a replaced forward may round differently
-        raise ModelError(
-            "The logits change when the layers of the model are recorded, so a layer does not compute the function of "
-            f"its type. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
-            "layers out with requires_grad_(False)."
-        )
-
-
-def _close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:
-    """Equal up to a power of eps in the coarser precision, relative to the norm."""
-    precision = max(torch.finfo(value.dtype).eps, torch.finfo(truth.dtype).eps)
-    error, size = (float(part.norm()) for part in (as_double(value) - as_double(truth), as_double(truth)))
-    return error <= float(precision**power) * size
