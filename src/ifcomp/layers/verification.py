@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointError
 from ifcomp.data.batches import Batch, map_tensors
 from ifcomp.data.checks import check_inputs
 from ifcomp.errors import IfcompError, LogitsError, ModelError
-from ifcomp.layers.expected import expected_gradients, explains_parameters
+from ifcomp.layers.expected import Expected, expected_gradients, explains_parameters
 from ifcomp.layers.forward import HALF, in_float32
 from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
@@ -247,41 +247,44 @@ def _compare_group(model: nn.Module, layers: Sequence[Layer], recording: Recordi
     expected = [expected_gradients(recording, layers, parameters, cotangent * mask) for mask in examples]
     sizes = [float(as_double(grad).norm()) for own in expected for grad in own.parameters.values()]
     result.largest = max(result.largest, *sizes) if sizes else result.largest
-    tolerance = _Tolerance(
-        max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps), result.largest
-    )
+    precision = max(torch.finfo(recording.logits.dtype).eps, torch.finfo(recording.dtype).eps)
+    tolerance = _Tolerance(precision, result.largest)
     with torch.no_grad():
         called = [layer for layer in layers if layer.name in recording.calls]
         grads = recording.backward(cotangent, called)
         for layer in layers:
-            if (
-                layer in called
-                and layer.arguments
-                and not all(
-                    explains_parameters(recording, layer, own, parameters, math.sqrt(tolerance.precision))
-                    for own in expected
-                )
-            ):
-                result.layouts[layer.name] = None  # the parameters are also used elsewhere
-                continue
             if layer not in called:
                 if any(own.parameters[name].any() for own in expected for name in layer.block.parameters):
                     result.layouts[layer.name] = None  # used, but not by a recorded call
                     result.uncalled.add(layer.name)
-                continue
-            truth = torch.stack([own.of_layer(layer) for own in expected])
-            _decide(
-                layer, recording, _layout_errors(layer, recording, grads, truth, tolerance), truth, tolerance, result
-            )
-        gradients = recording.output_grads(cotangent.unsqueeze(0), recording.others)
-        for block in recording.others:
-            truth = torch.stack([own.parameters[block.parameters[0]].flatten() for own in expected])
-            error = _Error.between(gradients[block.name].squeeze(1), truth)
-            result.rounding.pop(block.name, None)
-            if tolerance.is_rounding(error):
-                result.rounding[block.name] = Layout.FIRST
-            elif not tolerance.is_equal(error):
-                result.wrong.add(block.name)
+            elif layer.arguments and not all(
+                explains_parameters(recording, layer, own, parameters, math.sqrt(precision)) for own in expected
+            ):
+                result.layouts[layer.name] = None  # the parameters are also used elsewhere
+            else:
+                truth = torch.stack([own.of_layer(layer) for own in expected])
+                errors = _layout_errors(layer, recording, grads, truth, tolerance)
+                _decide(layer, recording, errors, truth, tolerance, result)
+        _compare_others(recording, cotangent, expected, tolerance, result)
+
+
+def _compare_others(
+    recording: Recording,
+    cotangent: Tensor,
+    expected: Sequence[Expected],
+    tolerance: _Tolerance,
+    result: _Comparison,
+) -> None:
+    """Compare the gradients of parameters without a layer rule."""
+    gradients = recording.output_grads(cotangent.unsqueeze(0), recording.others)
+    for block in recording.others:
+        truth = torch.stack([own.parameters[block.parameters[0]].flatten() for own in expected])
+        error = _Error.between(gradients[block.name].squeeze(1), truth)
+        result.rounding.pop(block.name, None)
+        if tolerance.is_rounding(error):
+            result.rounding[block.name] = Layout.FIRST
+        elif not tolerance.is_equal(error):
+            result.wrong.add(block.name)
 
 
 @dataclass(frozen=True)
