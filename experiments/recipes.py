@@ -32,6 +32,8 @@ class Recipe:
         checkpoint_every: Store the weights every this many epochs. Those of the tail and the last epoch are always
             stored.
         patience: Number of epochs without a better validation accuracy before early stopping; None never stops early.
+        autocast: Whether forward passes run in bfloat16 autocast with channels last: about twice as fast on processors
+            with bfloat16 instructions.
     """
 
     schedule: Literal["steps", "one-cycle"]
@@ -47,6 +49,7 @@ class Recipe:
     augment: bool = False
     checkpoint_every: int = 20
     patience: int | None = None
+    autocast: bool = False
 
     def __post_init__(self) -> None:
         """Raise SettingError for invalid settings."""

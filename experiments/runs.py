@@ -165,7 +165,7 @@ def write(
         _save(folder / "best.safetensors", weights, {})
     log = {"identity": asdict(identity), "epochs": [asdict(row) for row in rows]}
     state = {f"model/{name}": value for name, value in weights.items()}
-    state |= {f"momentum/{name}": value for name, value in momentum.items()}
+    state |= {f"momentum/{name}": value.contiguous() for name, value in momentum.items()}
     _save(folder / "state.safetensors", state, log)
     environment = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     with atomic_write(folder / "log.json") as scratch:

@@ -61,7 +61,7 @@ def train(
     last = recipe.total_epochs if until is None else min(until, recipe.total_epochs)
     with torch.random.fork_rng(devices=[]):
         session = _start(identity, run)
-        while len(session.rows) < last and not _is_over(session.rows, recipe):
+        while len(session.rows) < last and not is_over(session.rows, recipe):
             session.rows.append(_epoch(session, data, validation, progress))
             runs.write(run, identity, session.model, session.momentum(), session.rows)
     return Trained(identity, run, tuple(session.rows))
@@ -111,6 +111,8 @@ def _start(identity: Identity, run: Path) -> _Session:
     recipe = identity.recipe
     torch.manual_seed(_epoch_seed(identity.seed, 0))
     model = build(identity.model, identity.classes)
+    if recipe.autocast:
+        model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), recipe.rate, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
     )
@@ -164,15 +166,21 @@ def _steps(
 def _step(session: _Session, x: Tensor, y: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     session.optimizer.param_groups[0]["lr"] = rate
     session.optimizer.zero_grad()
-    logits = session.model(x)
-    loss = F.cross_entropy(logits, y)
+    autocast = session.identity.recipe.autocast
+    if autocast:
+        x = x.to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = session.model(x).float()
+        loss = F.cross_entropy(logits, y)
     loss.backward()
     session.optimizer.step()
     return logits.detach(), loss.detach()
 
 
-def _is_over(rows: list[Epoch], recipe: Recipe) -> bool:
-    """Return whether early stopping ends the training."""
+def is_over(rows: Sequence[Epoch], recipe: Recipe) -> bool:
+    """Return whether all epochs are done, or early stopping has ended the training."""
+    if len(rows) == recipe.total_epochs:
+        return True
     if recipe.patience is None or not rows:
         return False
     return rows[-1].epoch - runs.best_epoch(rows) >= recipe.patience

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from benchmarks.suite import Suite
 from benchmarks.suites import (
     acnml,
+    audit,
     classes,
     fit,
     influence,
@@ -17,5 +18,5 @@ from benchmarks.suites import (
 
 SUITES: Mapping[str, Suite] = {
     module.SUITE.name: module.SUITE
-    for module in (influence, classes, probes, last, fit, self_influence, acnml, table1, processes)
+    for module in (influence, classes, probes, last, fit, audit, self_influence, acnml, table1, processes)
 }

@@ -20,7 +20,14 @@ from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batch, as_batches
-from ifcomp.data.checks import check_data, check_label_form, check_labels, check_not_shuffled, warn_if_shuffled
+from ifcomp.data.checks import (
+    check_audit_order,
+    check_data,
+    check_label_form,
+    check_labels,
+    check_not_shuffled,
+    warn_if_shuffled,
+)
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
@@ -31,6 +38,8 @@ from ifcomp.errors import (
     SettingError,
     StorageError,
 )
+from ifcomp.evidence.collection import collect_evidence
+from ifcomp.evidence.features import FeatureReader, all_trainable
 from ifcomp.explanation import Explanation, explain
 from ifcomp.fitting import fit_factors
 from ifcomp.io import factor_files
@@ -43,6 +52,7 @@ from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
 from ifcomp.layers.threads import exclusive
+from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
@@ -61,6 +71,7 @@ from ifcomp.scoring import (
     score_columns,
     score_key,
 )
+from ifcomp.tasks.audit import AUDIT_DAMPING, LabelAudit, audit_evidence
 
 #: Alpha of the paper; too large for small training sets.
 DEFAULT_ALPHA = 0.15
@@ -344,6 +355,59 @@ class IFComp:
             "version": __version__,
         }
         return ScoreTable(frame, settings)
+
+    @explain_dead_workers()
+    def audit(
+        self,
+        data: Iterable[Any],
+        *,
+        reference: Iterable[Any] | None = None,
+        max_memory: int | str | None = None,
+        progress: bool | None = None,
+    ) -> LabelAudit:
+        """Find wrong labels from the evidence of all layers. No fit is needed.
+
+        Every layer predicts the label of every example from the other examples: by the votes of nearest neighbours and
+        by ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
+        Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass. After `fit`
+        the table also has label complexity, which adds about seven forward passes.
+
+        Args:
+            data: Labelled data as for `score`, iterated over twice in the same order. The model may have been trained
+                on it or not.
+            reference: Labelled data on which the predictors are fitted instead, for instance trusted labels.
+            max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features of more than
+                1 GiB are in a temporary file.
+            progress: Show progress bars; None shows them on terminals.
+
+        Raises:
+            LabelError: If labels are missing or outside 0 ... K-1.
+            LengthChangedError: If the data cannot be iterated over twice.
+
+        Example:
+            >>> audit = IFComp(model).audit(train_loader)
+            >>> print(audit.headline)
+            >>> audit.suspects.head()
+        """
+        limit = as_bytes(max_memory)
+        for given in (data, *(() if reference is None else (reference,))):
+            check_data(given)
+            check_audit_order(given)
+        first = next(as_batches(data), None)
+        if first is None:
+            raise EmptyDataError("audit needs at least one example, but the data is empty.")
+        check_label_form(first)
+        with exclusive(self.model), all_trainable(self.model):
+            inventory = take_inventory(self.model, Selection(skip_uncovered=True))
+            reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
+            evidence = collect_evidence(reader, data, reference, seed=self.settings.seed, progress=progress)
+        settings = {"seed": self.settings.seed, "has_reference": reference is not None, "version": __version__}
+        audit = audit_evidence(evidence, settings, seed=self.settings.seed)
+        if self.factors is not None:
+            probes = min(2, self.factors.num_classes)
+            table = self.score(data, damping=AUDIT_DAMPING, probes=probes, max_memory=max_memory, progress=progress)
+            audit.frame["label_complexity"] = table.column("label_complexity")
+        return audit
 
     def explain(
         self,

@@ -42,6 +42,15 @@ def check_not_shuffled(data: Any) -> None:
         )
 
 
+def check_audit_order(data: Any) -> None:
+    """Raise DataError if an audit would read a DataLoader that shuffles."""
+    if is_shuffled(data):
+        raise DataError(
+            "An audit reads the data twice in the same order, but the DataLoader shuffles. Create it with "
+            "shuffle=False."
+        )
+
+
 def warn_if_shuffled(data: Any) -> None:
     """Warn if the rows of a score table would be in random order."""
     if is_shuffled(data):

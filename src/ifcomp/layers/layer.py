@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ifcomp.blocks.block import Block
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerInputs, Patches
+
+#: Positions per axis of the pooled inputs of a convolution.
+FEATURE_GRID = 4
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,22 @@ class Layer(ABC):
             inputs: Canonical inputs.
         """
 
+    #: Whether `features` counts tokens.
+    counts_tokens: ClassVar[bool] = False
+
+    def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
+        """Summary [B, D] of the inputs [B, R, features...] of one call; None if the layer has no weight matrix.
+
+        Args:
+            value: The inputs.
+            kept: Positions that are not padding, bool [B, R]; None for all.
+        """
+        return None
+
+    def kept_positions(self, value: Tensor) -> Tensor | None:
+        """Positions of token indices [B, R] that are not padding; None if the layer does not know them."""
+        return None
+
     @property
     def function(self) -> Callable[..., Tensor] | None:
         """The function whose calls `ifcomp.layers.functions` reports; None if there is none."""
@@ -102,6 +121,9 @@ class KroneckerLayer(Layer):
     def outputs(self, rows: Tensor) -> Tensor:
         """Output gradients [N, features...] of one call as [N, G, O, T]."""
 
+    def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
+        return mean_rows(value.flatten(2), kept) if self.has_weight else None
+
     def inputs(self, values: Sequence[Tensor], output_sizes: Sequence[int], dtype: torch.dtype) -> KroneckerInputs:
         shape = self.block.shape
         positions = sum(output_sizes) // (shape.groups * shape.out_features)
@@ -119,6 +141,21 @@ class KroneckerLayer(Layer):
         rows = self.block.shape.groups * self.block.shape.out_features
         parts = [parameter_grads[name].reshape(rows, -1) for name in self.block.parameters]
         return torch.cat(parts, 1).flatten()
+
+
+def mean_rows(rows: Tensor, kept: Tensor | None) -> Tensor:
+    """Mean over the kept rows of [B, R, D]; over all rows of an example without a kept one."""
+    if kept is None or kept.shape != rows.shape[:2]:
+        return rows.mean(1)
+    weights = kept | ~kept.any(1, keepdim=True)
+    return (rows * weights.unsqueeze(2)).sum(1) / weights.sum(1, keepdim=True)
+
+
+def pool_positions(channels: Tensor, grid: int) -> Tensor:
+    """Average channels [B, C, *S] over a grid of at most ``grid`` positions per axis, [B, D]."""
+    sizes = [min(grid, size) for size in channels.shape[2:]]
+    pool: Callable[..., Tensor] = getattr(torch.nn.functional, f"adaptive_avg_pool{len(sizes)}d")
+    return pool(channels, sizes).flatten(1)
 
 
 class Emit(Protocol):

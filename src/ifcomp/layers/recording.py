@@ -126,10 +126,14 @@ class Recording:
             return None
         if name not in self._inputs:
             layer = self._layers[name]
-            calls = self.calls[name]
-            values = [self._by_example(layer, call, call.value, layer.input_axes(call.value)) for call in calls]
-            self._inputs[name] = layer.inputs(values, [self._output_size(layer, call) for call in calls], self.dtype)
+            sizes = [self._output_size(layer, call) for call in self.calls[name]]
+            self._inputs[name] = layer.inputs(self.values(layer), sizes, self.dtype)
         return self._inputs[name]
+
+    def values(self, layer: Layer) -> list[Tensor]:
+        """Inputs [B, R, features...] of every call of a layer."""
+        calls = self.calls[layer.name]
+        return [self._by_example(layer, call, call.value, layer.input_axes(call.value)) for call in calls]
 
     def output_grads(self, cotangents: Tensor, blocks: Iterable[Block]) -> dict[str, Tensor]:
         """Canonical output gradients [B, C, ...] of every block, from one backward per cotangent.

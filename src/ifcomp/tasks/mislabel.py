@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ifcomp.curvature.factors import Relative
 from ifcomp.errors import SettingError
 from ifcomp.scores import DESCRIPTIONS, ScoreTable, write_csv, write_parquet
+from ifcomp.tasks.audit import AUDIT_DAMPING as AUDIT_DAMPING
 from ifcomp.tasks.metrics import checked_scores
 
-#: Beta, damping and score of audits. Their AUROC is at or above that of the plain loss at every stage of training.
+#: Beta and score of audits. Their AUROC is at or above that of the plain loss at every stage of training.
 #: Stochastic complexity loses several points before asymmetric noise is memorised
 #: (experiments/audit_defaults/results).
 AUDIT_BETA = 1.0
-AUDIT_DAMPING = Relative(10.0)
 AUDIT_COLUMN = "label_complexity"
 
 #: Label complexity in nats above which the suggested label is more probable than the given one.

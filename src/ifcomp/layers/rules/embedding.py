@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,19 @@ class EmbeddingLayer(Layer):
         padding: Index that gets no gradient, or None.
     """
 
+    block: EmbeddingBlock
     padding: int | None
+    counts_tokens: ClassVar[bool] = True
+
+    def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
+        """Counts of all tokens [B, V]."""
+        known = self.kept_positions(value)
+        weights = torch.ones_like(value, dtype=torch.bool) if known is None else known
+        counts = torch.zeros(len(value), self.block.entries, device=value.device)
+        return counts.scatter_add_(1, value.long(), weights.to(counts.dtype))
+
+    def kept_positions(self, value: Tensor) -> Tensor | None:
+        return None if self.padding is None else value != self.padding
 
     @property
     def function(self) -> Callable[..., Tensor]:

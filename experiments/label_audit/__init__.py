@@ -1,0 +1,1 @@
+"""Label audits of networks that have memorised their labels, beside the methods that people use today."""

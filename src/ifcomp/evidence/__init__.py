@@ -1,0 +1,1 @@
+"""Evidence of the inner layers about labels: features, leave-one-out predictors and their pool."""

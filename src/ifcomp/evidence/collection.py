@@ -1,0 +1,176 @@
+"""Collect the evidence about labels: the distributions of all predictors, and the nearest neighbours per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifcomp.data.batches import Batch, as_batches
+from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, shard_batches
+from ifcomp.errors import EmptyDataError
+from ifcomp.evidence.features import FeatureMap, FeatureReader, FeatureStore, Moments, check_count
+from ifcomp.evidence.members import MODEL, Evidence, Member
+from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
+from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
+from ifcomp.evidence.seeds import seeded_sample
+from ifcomp.progress import track
+
+#: Principal components in which neighbours are searched.
+COMPONENTS = 128
+
+#: Largest number of examples among which neighbours are searched.
+MAX_REFERENCE = 20_000
+
+#: Nearest neighbours that are kept as an explanation.
+KEPT_NEIGHBOURS = 5
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """Results of the first pass: labels [n], logits [n, K] and moments of features by layer."""
+
+    labels: Tensor
+    logits: Tensor
+    moments: Mapping[str, Moments]
+
+
+def collect_evidence(
+    reader: FeatureReader,
+    data: Iterable[Any],
+    reference: Iterable[Any] | None = None,
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Evidence:
+    """Read features in two passes, fit the predictors of every layer and evaluate them.
+
+    Args:
+        reader: Reads the features of the layers.
+        data: Labelled data, in the same order in both passes.
+        reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
+        seed: Seed of projections and samples.
+        progress: Show progress bars; None shows them on terminals.
+    """
+    summary = _summarise(reader, data, "layer statistics", progress)
+    base = summary if reference is None else _summarise(reader, reference, "statistics of the reference", progress)
+    maps = _feature_maps(reader, base.moments, seed)
+    members: list[Member] = []
+    neighbours: dict[str, np.ndarray] = {}
+    with ExitStack() as stack:
+        features = _store(stack, reader, data, maps, len(summary.labels), "layer features", progress)
+        base_features = features
+        if reference is not None:
+            title = "features of the reference"
+            base_features = _store(stack, reader, reference, maps, len(base.labels), title, progress)
+        for name in track(list(maps), "predictors", progress):
+            layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
+            spectrum = find_spectrum(layer.reference)
+            layer.rotate(spectrum)
+            votes_of_layer, neighbours[name] = _votes(layer, summary.logits.shape[1], seed)
+            members.append(Member(name, "votes", votes_of_layer))
+            members.append(Member(name, "readout", _readout(layer, spectrum, summary.logits.shape[1], seed)))
+    members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
+    return Evidence(summary.labels.numpy(), members, neighbours, base.labels.numpy(), reference is None)
+
+
+@dataclass(frozen=True)
+class _LayerData:
+    """Features of one layer.
+
+    Attributes:
+        features: Features of the data, [n, d].
+        reference: Features of the reference, [m, d].
+        labels: Labels of the reference, [m].
+        is_same: Whether the data is its own reference.
+    """
+
+    features: np.ndarray
+    reference: np.ndarray
+    labels: Tensor
+    is_same: bool
+
+    def rotate(self, spectrum: Spectrum) -> None:
+        """Rotate all features by a spectrum, in place."""
+        spectrum.rotate(self.features)
+        if not self.is_same:
+            spectrum.rotate(self.reference)
+
+
+def _readout(layer: _LayerData, spectrum: Spectrum, classes: int, seed: int) -> np.ndarray:
+    readout = fit_readout(layer.reference, layer.labels, classes, spectrum, seed=seed)
+    return readout.probabilities(layer.features, layer.labels if layer.is_same else None)
+
+
+def _votes(layer: _LayerData, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Votes [n, K] of neighbours among the leading principal components, and positions of the nearest."""
+    chosen = seeded_sample(len(layer.reference), MAX_REFERENCE, seed)
+    labels = layer.labels[chosen]
+    queries = torch.from_numpy(np.ascontiguousarray(layer.features[:, :COMPONENTS]))
+    reference = torch.from_numpy(layer.reference[chosen.numpy(), :COMPONENTS])
+    own = None
+    if layer.is_same:
+        own = torch.full((len(queries),), -1)
+        own[chosen] = torch.arange(len(chosen))
+    found = find_neighbours(queries, reference, neighbour_count(labels), own)
+    return votes(found, labels, classes), chosen[found.indices[:, :KEPT_NEIGHBOURS]].numpy()
+
+
+def _summarise(reader: FeatureReader, data: Iterable[Any], title: str, progress: bool | None) -> _Summary:
+    """The first pass."""
+    moments: dict[str, Moments] = {}
+    rows: list[tuple[int, Tensor, Tensor]] = []
+    for part in reader.read(_batches(data, title, progress)):
+        for name, features in part.features.items():
+            moments.setdefault(name, Moments.zeros(features.shape[1])).add(features)
+        rows.append((part.position, part.labels, part.logits))
+    gathered = all_gather_objects((rows, moments))
+    rows = sorted((row for part, _ in gathered for row in part), key=lambda row: row[0])
+    if not rows:
+        raise EmptyDataError("audit needs at least one example, but the data is empty.")
+    merged = {name: Moments.merge([part[name] for _, part in gathered if name in part]) for name in reader.names}
+    return _Summary(torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows]), merged)
+
+
+def _feature_maps(reader: FeatureReader, moments: Mapping[str, Moments], seed: int) -> dict[str, FeatureMap]:
+    """Maps of all layers whose features are not constant."""
+    dtype = reader.recorder.dtype
+    maps = {
+        name: moments[name].feature_map(name in reader.token_layers, dtype, seed + index)
+        for index, name in enumerate(reader.names)
+    }
+    return {name: found for name, found in maps.items() if found is not None}
+
+
+def _store(
+    stack: ExitStack,
+    reader: FeatureReader,
+    data: Iterable[Any],
+    maps: Mapping[str, FeatureMap],
+    count: int,
+    title: str,
+    progress: bool | None,
+) -> Mapping[str, np.ndarray]:
+    """The second pass: features [n, d] of every layer, on all processes."""
+    dtype = np.dtype(str(reader.recorder.dtype).removeprefix("torch."))
+    store = stack.enter_context(FeatureStore(count, {name: found.size for name, found in maps.items()}, dtype))
+    seen = 0
+    for part in reader.read(_batches(data, title, progress)):
+        rows = slice(part.position, part.position + len(part.logits))
+        seen = max(seen, rows.stop)
+        check_count(count, max(count, seen))
+        for name, found in maps.items():
+            store.arrays[name][rows] = found(part.features[name]).numpy()
+    check_count(count, max(all_gather_objects(seen)))
+    all_reduce_sum([torch.from_numpy(array) for array in store.arrays.values()])
+    return store.arrays
+
+
+def _batches(data: Iterable[Any], title: str, progress: bool | None) -> Iterator[Batch]:
+    """This process's share of every batch, with a progress bar on the first process."""
+    return shard_batches(as_batches(track(data, title, progress if process_info().rank == 0 else False)))

@@ -1,0 +1,304 @@
+"""Features of the layers of a model: pooled inputs of weight layers, standardised and projected.
+
+Two forward passes read them. The first accumulates moments, the second standardises, projects and stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ifcomp.data.batches import Batch
+from ifcomp.errors import LengthChangedError
+from ifcomp.layers.layer import Layer, pool_positions
+from ifcomp.layers.recorder import Recorder
+from ifcomp.layers.recording import Recording
+from ifcomp.microbatches import Microbatches, check_batch
+
+#: Name of the raw input among the layers.
+INPUT = "input"
+
+#: Largest number of layers, beside the raw input and token counts.
+MAX_LAYERS = 12
+
+#: Features of one layer beyond which they are projected to this number.
+MAX_FEATURES = 1000
+
+#: Positions per axis of the pooled raw image.
+_INPUT_GRID = 8
+
+#: Bytes of stored features beyond which they are in a temporary file.
+_MEMORY_BYTES = 2**30
+
+#: Standard deviation relative to the largest magnitude below which a feature counts as constant.
+_CONSTANT = 1e-6
+
+
+@dataclass(frozen=True)
+class RawFeatures:
+    """Features of one microbatch before standardisation.
+
+    Attributes:
+        position: Index of the first example.
+        features: [B, D] by layer, on the CPU.
+        logits: [B, K] in float64.
+        labels: [B].
+    """
+
+    position: int
+    features: Mapping[str, Tensor]
+    logits: Tensor
+    labels: Tensor
+
+
+class FeatureReader:
+    """Reads the features of the chosen layers of a model."""
+
+    def __init__(self, recorder: Recorder, first: Batch, limit: int | None = None) -> None:
+        """Choose the layers from the first batch.
+
+        Args:
+            recorder: Records the model.
+            first: A batch of the data.
+            limit: Bytes that the tensors of a microbatch may take.
+        """
+        self.recorder = recorder
+        self._microbatches = Microbatches(recorder.device, limit=limit, repeat_trials=True)
+        examples = replace(first.select(slice(0, 2)), shared=recorder.shared).to(recorder.device)
+        with recorder.attached():
+            recording = recorder.record(examples)
+            chosen = _choose(recording, recorder.inventory.layers, examples)
+        self.layers: tuple[Layer, ...] = chosen
+        self.has_input = _input_features(examples) is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the layers in the order of the forward pass, after the raw input."""
+        return (*((INPUT,) if self.has_input else ()), *(layer.name for layer in self.layers))
+
+    @cached_property
+    def token_layers(self) -> frozenset[str]:
+        """Names of layers whose features are counts of tokens."""
+        return frozenset(layer.name for layer in self.layers if layer.counts_tokens)
+
+    def read(self, batches: Iterable[Batch]) -> Iterator[RawFeatures]:
+        """Run the model on labelled batches and iterate over the raw features of microbatches, in order."""
+        for batch in batches:
+            checked = replace(check_batch(batch, self.recorder.num_classes, "needed"), shared=self.recorder.shared)
+            yield from self._microbatches.run(checked, 1, lambda part, _: self._read(part), "features")
+
+    def _read(self, batch: Batch) -> RawFeatures:
+        with self.recorder.attached():
+            recording = self.recorder.record(batch)
+            with self.recorder.computing():
+                kept = self._kept_positions(recording, batch)
+                found = {layer.name: _layer_features(recording, layer, kept) for layer in self.layers}
+                if self.has_input:
+                    found[INPUT] = _input_features(batch)
+                dtype = self.recorder.dtype
+                features = {name: value.to("cpu", dtype) for name, value in found.items() if value is not None}
+                logits = recording.logits.detach().cpu().double()
+        assert batch.labels is not None
+        return RawFeatures(batch.position, features, logits, batch.labels.cpu())
+
+    def _kept_positions(self, recording: Recording, batch: Batch) -> Tensor | None:
+        """Positions that are not padding, [B, T]: an ``attention_mask``, or tokens other than a padding index."""
+        mask = batch.kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return mask != 0
+        for layer in self.recorder.inventory.layers:
+            if layer.counts_tokens and layer.name in recording.calls:
+                kept = layer.kept_positions(recording.values(layer)[0])
+                if kept is not None:
+                    return kept
+        return None
+
+
+def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tuple[Layer, ...]:
+    """Layers with features, in the order of the forward pass: every input once, at most `MAX_LAYERS` in all."""
+    known = {_storage(value) for value in batch.tensors() if value.is_floating_point()}
+    by_name = {layer.name: layer for layer in layers}
+    found: list[Layer] = []
+    for name, calls in recording.calls.items():
+        key = _storage(calls[0].value)
+        if name in by_name and key not in known and _layer_features(recording, by_name[name], None) is not None:
+            known.add(key)
+            found.append(by_name[name])
+    tokens = [layer for layer in found if layer.counts_tokens]
+    others = [layer for layer in found if not layer.counts_tokens]
+    spread = np.unique(np.linspace(0, len(others) - 1, min(MAX_LAYERS, len(others))).round().astype(int))
+    return (*tokens, *(others[index] for index in spread))
+
+
+def _storage(value: Tensor) -> tuple[int, int]:
+    """Identifies the values of a tensor, whatever its shape."""
+    return value.data_ptr(), value.numel()
+
+
+def _layer_features(recording: Recording, layer: Layer, kept: Tensor | None) -> Tensor | None:
+    """Mean over the calls of a layer, [B, D]; None for layers without features.
+
+    A layer that is called on inputs of several sizes is summarised by the calls that are like the first.
+    """
+    values = [layer.features(value, kept) for value in recording.values(layer)]
+    found = [
+        value for value in values if value is not None and values[0] is not None and value.shape == values[0].shape
+    ]
+    return torch.stack(found).mean(0) if found else None
+
+
+def _input_features(batch: Batch) -> Tensor | None:
+    """The floating-point inputs of the model with a batch axis, images pooled, [B, D]; None without any."""
+    parts = []
+    batched = batch.batched().values()
+    for value, has_axis in zip(batch.tensors(), batched, strict=True):
+        if has_axis and value.is_floating_point() and value.dim() > 1:
+            parts.append(pool_positions(value, _INPUT_GRID) if value.dim() == 4 else value.flatten(1))
+    return torch.cat([part.float() if part.dtype.itemsize < 4 else part for part in parts], 1) if parts else None
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Standardisation and projection of the features of one layer.
+
+    Attributes:
+        columns: Features that are not constant, [D'].
+        mean: Their mean, [D'].
+        scale: Reciprocal standard deviation, or inverse document frequency of token counts, [D'].
+        projection: Gaussian projection [D', `MAX_FEATURES`], or None.
+    """
+
+    columns: Tensor
+    mean: Tensor
+    scale: Tensor
+    projection: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Number of features."""
+        return len(self.columns) if self.projection is None else self.projection.shape[1]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Map raw features [B, D] to [B, size]."""
+        standardised = ((features[:, self.columns].double() - self.mean) * self.scale).to(features.dtype)
+        return standardised if self.projection is None else standardised @ self.projection
+
+
+@dataclass
+class Moments:
+    """Sums over examples of the raw features of one layer, in float64."""
+
+    count: int
+    total: Tensor
+    squares: Tensor
+    nonzero: Tensor
+    largest: Tensor
+
+    @classmethod
+    def zeros(cls, size: int) -> Moments:
+        """Moments without examples."""
+        zeros = (torch.zeros(size, dtype=torch.float64) for _ in range(4))
+        return cls(0, *zeros)
+
+    def add(self, features: Tensor) -> None:
+        """Add examples [B, D]."""
+        values = features.double()
+        self.count += len(values)
+        self.total += values.sum(0)
+        self.squares += values.square().sum(0)
+        self.nonzero += (values != 0).sum(0)
+        self.largest = torch.maximum(self.largest, values.abs().amax(0))
+
+    @classmethod
+    def merge(cls, parts: Sequence[Moments]) -> Moments:
+        """Moments of the examples of all parts."""
+        return cls(
+            sum(part.count for part in parts),
+            torch.stack([part.total for part in parts]).sum(0),
+            torch.stack([part.squares for part in parts]).sum(0),
+            torch.stack([part.nonzero for part in parts]).sum(0),
+            torch.stack([part.largest for part in parts]).amax(0),
+        )
+
+    def feature_map(self, counts_tokens: bool, dtype: torch.dtype, seed: int) -> FeatureMap | None:
+        """The map of the layer; None if all features are constant.
+
+        Args:
+            counts_tokens: Whether features are weighted by inverse document frequency instead of standardised.
+            dtype: Precision of the projection.
+            seed: Seed of the projection.
+        """
+        mean = self.total / self.count
+        deviation = (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
+        columns = (deviation > _CONSTANT * self.largest).nonzero().flatten()
+        if not len(columns):
+            return None
+        scale = 1 / deviation[columns]
+        if counts_tokens:
+            scale = ((1 + self.count) / (1 + self.nonzero[columns])).log()
+        projection = None
+        if len(columns) > MAX_FEATURES:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            projection = torch.randn(len(columns), MAX_FEATURES, generator=generator, dtype=torch.float64)
+            projection = (projection / MAX_FEATURES**0.5).to(dtype)
+        return FeatureMap(columns, mean[columns], scale, projection)
+
+
+class FeatureStore:
+    """Arrays of one row per example, in memory or in a temporary file. Use as a context."""
+
+    def __init__(self, rows: int, sizes: Mapping[str, int], dtype: np.dtype) -> None:
+        """Describe the arrays; `__enter__` allocates them.
+
+        Args:
+            rows: Number of examples n.
+            sizes: Number of columns by name.
+            dtype: Precision.
+        """
+        self._rows, self._sizes, self._dtype = rows, sizes, dtype
+        self._stack = ExitStack()
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def __enter__(self) -> FeatureStore:
+        total = self._rows * sum(self._sizes.values()) * self._dtype.itemsize
+        if total <= _MEMORY_BYTES:
+            self.arrays = {name: np.zeros((self._rows, size), self._dtype) for name, size in self._sizes.items()}
+            return self
+        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="ifcomp-")))
+        for index, (name, size) in enumerate(self._sizes.items()):
+            self.arrays[name] = np.memmap(folder / f"{index}", self._dtype, "w+", shape=(self._rows, size))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.arrays = {}
+        self._stack.close()
+
+
+@contextmanager
+def all_trainable(model: nn.Module) -> Iterator[None]:
+    """Let all parameters require gradients inside, so that frozen layers are recorded too."""
+    frozen = [value for value in model.parameters() if value.is_floating_point() and not value.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def check_count(expected: int, actual: int) -> None:
+    """Raise LengthChangedError if the second pass saw another number of examples."""
+    if expected != actual:
+        raise LengthChangedError(
+            f"The first pass over the data saw {expected:,} examples, the second {actual:,}. Give data that can be "
+            "iterated over twice: a DataLoader or a list of batches, not a generator."
+        )

@@ -1,0 +1,78 @@
+"""Votes of nearest neighbours in the features of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Number of neighbours that vote, unless classes are small.
+NEIGHBOURS = 50
+
+#: Votes that follow the class frequencies.
+PRIOR_VOTES = 1.0
+
+#: Elements of one block of similarities.
+_BLOCK_ELEMENTS = 2**25
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest reference examples.
+
+    Attributes:
+        indices: Positions in the reference set, nearest first, [n, k].
+        similarities: Cosines, [n, k].
+    """
+
+    indices: Tensor
+    similarities: Tensor
+
+
+def neighbour_count(labels: Tensor) -> int:
+    """Number of neighbours that vote: 50, or half the median class size if that is smaller; at least 1."""
+    sizes = torch.bincount(labels)
+    median = float(np.median(sizes[sizes > 0].numpy()))
+    return max(1, min(NEIGHBOURS, int(median / 2), len(labels) - 1))
+
+
+def find_neighbours(queries: Tensor, reference: Tensor, count: int, own: Tensor | None = None) -> Neighbours:
+    """Find the reference rows with the largest cosine.
+
+    Args:
+        queries: Centred features [n, d].
+        reference: Centred features of the reference set [m, d].
+        count: Number of neighbours k.
+        own: Position of every query in the reference set, or -1, [n]. An example is not its own neighbour.
+    """
+    queries, reference = (torch.nn.functional.normalize(rows, dim=1) for rows in (queries, reference))
+    step = max(1, _BLOCK_ELEMENTS // len(reference))
+    indices, similarities = [], []
+    for start in range(0, len(queries), step):
+        cosines = queries[start : start + step] @ reference.T
+        if own is not None:
+            position = own[start : start + step]
+            inside = (position >= 0).nonzero().flatten()
+            cosines[inside, position[inside]] = -torch.inf
+        found = cosines.topk(count, dim=1)
+        indices.append(found.indices)
+        similarities.append(found.values)
+    return Neighbours(torch.cat(indices), torch.cat(similarities))
+
+
+def votes(neighbours: Neighbours, labels: Tensor, num_classes: int) -> np.ndarray:
+    """Smoothed shares of the labels of the neighbours, ``(count + m pi) / (k + m)``, [n, K] in float64.
+
+    Args:
+        neighbours: Neighbours in the reference set.
+        labels: Labels of the reference set, [m].
+        num_classes: K.
+    """
+    frequencies = torch.bincount(labels, minlength=num_classes).double() / len(labels)
+    given = labels[neighbours.indices]
+    counts = torch.zeros(len(given), num_classes, dtype=torch.float64)
+    counts.scatter_add_(1, given, torch.ones_like(given, dtype=torch.float64))
+    result: np.ndarray = ((counts + PRIOR_VOTES * frequencies) / (given.shape[1] + PRIOR_VOTES)).numpy()
+    return result

@@ -1,0 +1,257 @@
+"""Label audits: the pooled evidence of all layers as a table of labels, with suspects, noise rate and explanation."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ifcomp.curvature.factors import Relative
+from ifcomp.errors import IfcompWarning, SettingError
+from ifcomp.evidence.members import MODEL, Evidence
+from ifcomp.evidence.pool import mix, pool_weights
+from ifcomp.scores import write_csv
+from ifcomp.tasks.confident import confident_learning
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Damping of label complexity in audits. Its AUROC is at or above that of the plain loss at every stage of training
+#: (experiments/audit_defaults/results).
+AUDIT_DAMPING = Relative(10.0)
+
+#: Smallest probability in a score.
+_MIN_PROBABILITY = 1e-6
+
+#: Weight from which a member carries the pool.
+_CARRYING = 0.1
+
+#: Number of carrying members below which a warning is given.
+_MIN_CARRYING = 3
+
+#: `LabelAudit.memorised` from which the model counts as having memorised labels.
+_MEMORISED = 0.05
+
+#: Share of contradicted labels above which preprocessing, weights or label order are probably wrong.
+_MOSTLY_CONTRADICTED = 0.5
+
+#: Description of every column of `LabelAudit.frame`.
+DESCRIPTIONS = {
+    "index": "position in the data",
+    "label": "given label",
+    "suggested": "most probable label other than the given one",
+    "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
+    "p_label": "pooled probability of the given label",
+    "p_suggested": "pooled probability of the suggested label",
+    "is_suspect": "whether the label is confidently another class",
+    "label_complexity": "stochastic complexity of the given label against the suggestion of the model, in nats",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LabelAudit:
+    """Result of a label audit.
+
+    Attributes:
+        frame: One row per example in the order of the data; see `DESCRIPTIONS`.
+        pred_probs: Pooled distribution [n, K]. Each example is left out of the predictors, not of the model.
+        noise_rate: Share of wrong labels estimated by confident learning, which assumes out-of-sample probabilities.
+        memorised: Accuracy of the model minus accuracy of the pool, both on the given labels.
+        weights: Members of the pool: layer, predictor, weight, and the shares ``support`` and ``echo`` of labels that
+            the member predicts where the other members support and contradict them.
+        evidence: Distributions of all members, and neighbours per layer.
+        settings: Settings of the audit.
+    """
+
+    frame: pd.DataFrame
+    pred_probs: np.ndarray
+    noise_rate: float
+    memorised: float
+    weights: pd.DataFrame
+    evidence: Evidence
+    settings: Mapping[str, Any]
+
+    @property
+    def suspects(self) -> pd.DataFrame:
+        """Rows of the suspects, most suspicious first."""
+        return self.frame[self.frame["is_suspect"]].sort_values("score", ascending=False, kind="stable")
+
+    @property
+    def ranked(self) -> pd.DataFrame:
+        """All rows, most suspicious first. Labels that are not scored come last."""
+        return self.frame.sort_values("score", ascending=False, kind="stable")
+
+    @property
+    def headline(self) -> str:
+        """Summary of the audit; warnings about its reliability come first."""
+        sentences = []
+        contradicted = float((self.frame["score"] > 0).mean())
+        if contradicted > _MOSTLY_CONTRADICTED:
+            sentences.append(
+                f"The layers contradict {contradicted:.0%} of the labels: check the preprocessing, the weights of the "
+                "model and the order of the classes before you trust this audit."
+            )
+        if self.memorised > _MEMORISED:
+            sentences.append(
+                f"The model has memorised labels: its accuracy on them is {100 * self.memorised:.0f} points above that "
+                f"of its layers. The audit relies on {_carrying_layers(self.weights)}."
+            )
+        count, total = len(self.suspects), len(self.frame)
+        sentences.append(
+            f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
+        )
+        return " ".join(sentences)
+
+    def why(self, index: int) -> pd.DataFrame:
+        """The evidence of every layer about one label, in the order of the layers.
+
+        Columns: layer, predictor, weight, ``p_label``, ``p_suggested``, ``neighbours`` (positions of the nearest
+        examples in the reference, nearest first) and ``neighbour_labels``.
+
+        Args:
+            index: Position in the data.
+        """
+        if not 0 <= index < len(self.frame):
+            raise SettingError(f"index must be in 0 ... {len(self.frame) - 1}, but is {index}.")
+        label, suggested = (int(self.frame[name].iloc[index]) for name in ("label", "suggested"))
+        rows = []
+        for member, weight in zip(self.evidence.members, self.weights["weight"], strict=True):
+            has_neighbours = member.predictor == "votes"
+            near = self.evidence.neighbours[member.layer][index] if has_neighbours else np.zeros(0, dtype=int)
+            rows.append(
+                {
+                    "layer": member.layer,
+                    "predictor": member.predictor,
+                    "weight": weight,
+                    "p_label": member.probabilities[index, label],
+                    "p_suggested": member.probabilities[index, suggested],
+                    "neighbours": near.tolist(),
+                    "neighbour_labels": self.evidence.reference_labels[near].tolist(),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows as CSV in the order of the data. Atomic."""
+        write_csv(path, self.frame)
+
+    def plot(self) -> Figure:
+        """Draw the weight of every layer, and how far it echoes labels that the other layers contradict."""
+        return plot_weights(self.weights)
+
+    def __repr__(self) -> str:
+        return (
+            f"LabelAudit({len(self.suspects):,} suspects among {len(self.frame):,} labels, noise rate "
+            f"{self.noise_rate:.1%}, memorised {max(0.0, self.memorised):.1%})"
+        )
+
+
+def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int = 0) -> LabelAudit:
+    """Pool the evidence and find the suspects.
+
+    Args:
+        evidence: Distributions of all members.
+        settings: Settings to store in the result.
+        seed: Seed of the sample from which weights are computed.
+    """
+    labels = evidence.labels
+    members = [member.probabilities for member in evidence.members]
+    weights = pool_weights(members, labels, seed=seed)
+    pooled = mix(members, weights.weight)
+    table = pd.DataFrame(
+        {
+            "layer": [member.layer for member in evidence.members],
+            "predictor": [member.predictor for member in evidence.members],
+            "weight": weights.weight,
+            "support": weights.support,
+            "echo": weights.echo,
+        }
+    )
+    _warn_of_weights(weights.is_degenerate, table)
+    learnt = confident_learning(pooled, labels)
+    sizes = np.bincount(evidence.reference_labels, minlength=pooled.shape[1])
+    is_scored = sizes[labels] > (1 if evidence.is_left_out else 0)
+    frame = _frame(pooled, labels, learnt.is_suspect, is_scored)
+    memorised = _accuracy(evidence.members[-1].probabilities, labels) - _accuracy(pooled, labels)
+    return LabelAudit(frame, pooled, learnt.noise_rate, memorised, table, evidence, settings)
+
+
+def _frame(pooled: np.ndarray, labels: np.ndarray, is_suspect: np.ndarray, is_scored: np.ndarray) -> pd.DataFrame:
+    rows = np.arange(len(labels))
+    others = pooled.copy()
+    others[rows, labels] = -1.0
+    suggested = others.argmax(1)
+    p_label, p_suggested = pooled[rows, labels], pooled[rows, suggested]
+    score = np.log(np.maximum(p_suggested, _MIN_PROBABILITY)) - np.log(np.maximum(p_label, _MIN_PROBABILITY))
+    return pd.DataFrame(
+        {
+            "index": rows,
+            "label": labels,
+            "suggested": suggested,
+            "score": np.where(is_scored, score, np.nan),
+            "p_label": p_label,
+            "p_suggested": p_suggested,
+            "is_suspect": is_suspect & is_scored,
+        }
+    )
+
+
+def _accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    return float((probabilities.argmax(1) == labels).mean())
+
+
+def _warn_of_weights(is_degenerate: bool, table: pd.DataFrame) -> None:
+    carrying = table[table["weight"] >= _CARRYING]
+    if is_degenerate:
+        warnings.warn(
+            "All layers agree with labels that the others contradict, so the audit gives all of them the same weight. "
+            "Its suspects are not reliable. Audit an earlier checkpoint, or give reference= with clean labels.",
+            IfcompWarning,
+            stacklevel=4,
+        )
+    elif len(carrying) < _MIN_CARRYING:
+        names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
+        warnings.warn(
+            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. Look at audit.weights before "
+            "you rely on its suspects.",
+            IfcompWarning,
+            stacklevel=4,
+        )
+
+
+def _carrying_layers(weights: pd.DataFrame) -> str:
+    """Name the layers that carry the pool."""
+    layers = weights.groupby("layer", sort=False)["weight"].max()
+    inner = layers.drop(MODEL)
+    names = list(inner[inner >= _CARRYING].index)
+    text = ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}"
+    return f"{len(names)} of {len(inner)} layers ({text})" if names else "no layer in particular"
+
+
+def plot_weights(weights: pd.DataFrame) -> Figure:
+    """Draw weight and echo of every member over the layers.
+
+    Args:
+        weights: `LabelAudit.weights`.
+    """
+    from matplotlib.figure import Figure
+
+    layers = list(dict.fromkeys(weights["layer"]))
+    figure = Figure(figsize=(7, 0.6 + 0.3 * len(layers)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    offsets = {"votes": -0.2, "readout": 0.2, MODEL: 0.0}
+    for column, title, axis in (("weight", "weight in the pool", axes[0]), ("echo", "echo of given labels", axes[1])):
+        for predictor, rows in weights.groupby("predictor", sort=False):
+            places = [layers.index(name) + offsets[str(predictor)] for name in rows["layer"]]
+            axis.barh(places, rows[column], height=0.38, label=str(predictor))
+        axis.set_title(title, fontsize=10)
+        axis.set_xlim(0, 1)
+    axes[0].set_yticks(range(len(layers)), layers)
+    axes[0].invert_yaxis()
+    axes[1].legend(fontsize=8)
+    return figure
