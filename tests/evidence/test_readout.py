@@ -148,12 +148,22 @@ def test_a_grid_grows_at_its_edge_by_at_most_four_points(best: float, expected: 
     assert minimise_on_grid(lambda point: abs(np.log(point / best)), grid) == expected
 
 
-def test_an_isolated_example_does_not_divide_by_zero() -> None:
+def test_an_isolated_example_is_predicted_by_the_class_frequencies() -> None:
     """Without a ridge its leverage is 1: only rounding would decide its prediction."""
     features = np.zeros((10, 1))
     features[0] = 1.0
     labels = np.array([0] + [1, 2] * 4 + [1])
     readout, rotated = fit(features, labels)
-    found = with_ridge(readout, 1e-12).predictions(torch.tensor(rotated), torch.tensor(labels))
+    found = with_ridge(readout, 1e-14).predictions(torch.tensor(rotated), torch.tensor(labels))
+    np.testing.assert_allclose(found[0], [0.1, 0.5, 0.4], rtol=1e-12)
     assert found.isfinite().all()
-    assert found.abs().max() < 1.01e4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_regression_that_interpolates_does_not_repeat_the_labels(dtype: type) -> None:
+    """With more features than examples the smallest ridge would otherwise have no leave-one-out error."""
+    generator = np.random.default_rng(0)
+    features, labels = generator.normal(size=(30, 200)).astype(dtype), generator.integers(0, CLASSES, 30)
+    readout, rotated = fit(features, labels)
+    probabilities = readout.probabilities(rotated, torch.tensor(labels))
+    assert (probabilities.argmax(1) == labels).mean() < 0.6

@@ -26,8 +26,8 @@ _MAX_EXTENSION = 4
 #: Ridge and scale are chosen on at most this number of predictions, and on at least this number of examples.
 _CHOICE_ELEMENTS, _MIN_CHOICE = 200_000, 2_000
 
-#: Smallest value of ``1 - h``. The leverage h of an isolated example is 1 up to rounding.
-_MIN_COMPLEMENT = 1e-4
+#: Leave-one-out predictions need ``1 - h`` of at least this multiple of the rounding error of the features.
+_MIN_COMPLEMENT = 1000.0
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ class Spectrum:
         mean: [d] in float64.
         values: Eigenvalues of ``X^T X`` of the centred features X, [d], largest first.
         vectors: Eigenvectors, [d, d].
+        rounding: Relative rounding error of the features.
     """
 
     count: int
     mean: Tensor
     values: Tensor
     vectors: Tensor
+    rounding: float
 
     def rotate(self, features: np.ndarray) -> None:
         """Replace features [n, d] by the centred features in the eigenbasis, in place."""
@@ -69,7 +71,8 @@ def find_spectrum(features: np.ndarray) -> Spectrum:
     for _, rows in blocks(features):
         gram.addmm_((rows - mean).T, rows - mean)
     values, vectors = torch.linalg.eigh(gram)
-    return Spectrum(len(features), mean, values.flip(0).clamp(min=0), vectors.flip(1))
+    rounding = float(np.finfo(features.dtype).eps)
+    return Spectrum(len(features), mean, values.flip(0).clamp(min=0), vectors.flip(1), rounding)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class Readout:
         """Predictions [B, K] of rotated features [B, d], leave-one-out if labels are given.
 
         The leave-one-out prediction of example i is ``y - (y - f) / (1 - h)`` with the leverage
-        ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)``.
+        ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)``. If h is 1 up to rounding, the prediction is the class frequencies:
+        neither an outlier nor a regression that interpolates its labels may repeat them.
         """
         inverse = 1 / (self.spectrum.values + self.ridge)
         fitted = self.frequencies + rotated @ (inverse.unsqueeze(1) * self.moments)
@@ -116,7 +120,9 @@ class Readout:
             return fitted
         leverage = 1 / self.spectrum.count + rotated.square() @ inverse
         target = torch.nn.functional.one_hot(labels, len(self.frequencies)).double()
-        return target - (target - fitted) / (1 - leverage).clamp(min=_MIN_COMPLEMENT).unsqueeze(1)
+        complement = (1 - leverage).unsqueeze(1)
+        is_known = complement > _MIN_COMPLEMENT * self.spectrum.rounding
+        return torch.where(is_known, target - (target - fitted) / complement, self.frequencies)
 
 
 def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum: Spectrum, *, seed: int = 0) -> Readout:
