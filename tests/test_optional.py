@@ -36,8 +36,7 @@ INTEGRATIONS = """
 assert not any(name.startswith("ifcomp.integrations") for name in sys.modules)
 importlib.import_module("ifcomp.integrations.kronfluence")
 importlib.import_module("ifcomp.integrations.sklearn")
-for package in ("pytorch_ood", "cleanlab"):
-    attempt(lambda: importlib.import_module(f"ifcomp.integrations.{package}"))
+attempt(lambda: importlib.import_module("ifcomp.integrations.pytorch_ood"))
 """
 
 PARQUET = """
@@ -65,8 +64,6 @@ def run(code: str, folder: Path) -> list[str]:
 def test_missing_packages_of_integrations_are_named_with_their_extra(tmp_path: Path) -> None:
     assert run(INTEGRATIONS, tmp_path) == [
         "pytorch-ood cannot be imported (No module named 'pytorch_ood'). Install it with: pip install 'ifcomp[ood]'",
-        "cleanlab with Datalab cannot be imported (No module named 'cleanlab'). "
-        "Install it with: pip install 'ifcomp[cleanlab]'",
     ]
 
 

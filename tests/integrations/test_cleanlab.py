@@ -1,163 +1,128 @@
-"""Label audits in cleanlab: `CleanLearning` and Datalab."""
+"""`LabelAudit.pred_probs` in cleanlab: filters, Datalab and CleanLearning take it as it is."""
 
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 
-from ifcomp import Relative, ScoreTable
-from ifcomp.errors import DataError, SettingError
-from ifcomp.integrations.sklearn import IFCompClassifier
-from ifcomp.tasks.mislabel import LabelAudit, audit_labels
+from ifcomp import IFComp
+from ifcomp.tasks.audit import LabelAudit
 
 pytest.importorskip("cleanlab", reason="cleanlab is not installed")
 pytest.importorskip("datasets", reason="datasets is not installed")
 
 from cleanlab import Datalab
 from cleanlab.classification import CleanLearning
-
-from ifcomp.integrations.cleanlab import ISSUE_NAME, label_issues
+from cleanlab.filter import find_label_issues
+from cleanlab.rank import get_label_quality_scores
 
 # A deprecated pandas argument of cleanlab.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 
-X, TRUTH = load_iris(return_X_y=True)
-WRONG = [3, 60, 140]
-NAMES = np.array(["setosa", "versicolor", "virginica"])
+NUM_WRONG = 80
+NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+
+
+class Memorised(NamedTuple):
+    """A network that has memorised its labels, and its audit."""
+
+    inputs: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    wrong: NDArray[np.bool_]
+    in_sample: NDArray[np.float64]
+    audit: LabelAudit
 
 
 @cache
-def scored() -> tuple[NDArray[np.int64], NDArray[np.float64], ScoreTable]:
-    """Return labels with three errors, the probabilities of a network trained on them, and its scores."""
-    labels = TRUTH.copy()
-    labels[WRONG] = (labels[WRONG] + 1) % 3
-    model = IFCompClassifier(alpha=0, damping=Relative(1.0), epochs=40, lr=0.01).fit(X, labels)
-    return labels, model.predict_proba(X), model.table(X, labels)
+def memorised() -> Memorised:
+    """Train on 800 digits, a tenth of them with wrong labels, until every label is predicted."""
+    images, truth = load_digits(return_X_y=True)
+    inputs, truth = images[:800] / 16, truth[:800]
+    generator = np.random.default_rng(0)
+    labels = truth.copy()
+    flipped = generator.choice(800, NUM_WRONG, replace=False)
+    labels[flipped] = (labels[flipped] + generator.integers(1, 10, NUM_WRONG)) % 10
+    x, y = torch.tensor(inputs).float(), torch.tensor(labels)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(300):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        in_sample = model(x).double().softmax(1).numpy()
+    assert (in_sample.argmax(1) == labels).mean() > 0.99
+    return Memorised(inputs, labels, labels != truth, in_sample, IFComp(model).audit([(x, y)], progress=False))
 
 
-def audit() -> LabelAudit:
-    return audit_labels(scored()[2], noise_rate=0.04)
+def test_pooled_probabilities_are_distributions() -> None:
+    pooled = memorised().audit.pred_probs
+    assert pooled.shape == (800, 10)
+    assert pooled.dtype == np.float64
+    assert np.isfinite(pooled).all()
+    assert pooled.min() >= 0
+    np.testing.assert_allclose(pooled.sum(1), 1, rtol=1e-12)
 
 
-def find(labels: Any, label_audit: LabelAudit | None = None, **issue_types: Any) -> Datalab:
-    lab = Datalab({"y": labels}, label_name="y", verbosity=0)
-    lab.find_issues(issue_types={ISSUE_NAME: {"audit": label_audit or audit()}, **issue_types}, pred_probs=scored()[1])
-    return lab
+def test_cleanlab_finds_planted_errors_that_are_memorised() -> None:
+    case = memorised()
+    issues = find_label_issues(case.labels, case.audit.pred_probs)
+    assert (issues & case.wrong).sum() >= 0.5 * NUM_WRONG
+    assert (issues & case.wrong).sum() >= 0.9 * issues.sum()
+    missed = find_label_issues(case.labels, case.in_sample)
+    assert (missed & case.wrong).sum() <= 0.1 * NUM_WRONG
 
 
-def test_the_frame_by_hand() -> None:
-    frame = pd.DataFrame(
-        {
-            "index": [2, 0, 1],
-            "label": [0, 1, 2],
-            "suggested_label": [1, 0, 1],
-            "label_probability": [0.1, 0.6, 0.7],
-            "suggested_probability": [0.8, 0.3, 0.2],
-            "label_complexity": [np.log(20), np.log(2), 0.0],
-            "is_suspect": [True, False, False],
-        }
-    )
-    expected = pd.DataFrame(
-        {
-            "is_label_issue": [False, False, True],
-            "label_quality": [0.5, 1.0, 0.05],
-            "given_label": [1, 2, 0],
-            "predicted_label": [1, 2, 1],
-        }
-    )
-    pd.testing.assert_frame_equal(label_issues(LabelAudit(frame, np.log(20), 0.3, {})), expected, rtol=1e-12)
-    with pytest.raises(DataError, match="every example"):
-        label_issues(LabelAudit(frame.iloc[:2], np.log(20), 0.3, {}))
+def test_cleanlab_ranks_planted_errors_first() -> None:
+    case = memorised()
+    quality = get_label_quality_scores(case.labels, case.audit.pred_probs)
+    assert case.wrong[quality.argsort()[:NUM_WRONG]].mean() >= 0.9
 
 
-def test_quality_is_below_one_half_exactly_if_the_model_prefers_another_label() -> None:
-    labels, probabilities, table = scored()
-    issues = label_issues(audit())
-    np.testing.assert_allclose(-np.log(issues["label_quality"]), table.column("label_complexity"), rtol=1e-9)
-    assert np.array_equal(issues["label_quality"] < 0.5, probabilities.argmax(1) != labels)
-    assert np.array_equal(issues["predicted_label"], probabilities.argmax(1))
-    assert np.array_equal(issues["given_label"], labels)
-    assert issues["label_quality"].between(0, 1).all()
-    assert set(WRONG) <= set(np.flatnonzero(issues["is_label_issue"]))
+@pytest.mark.parametrize("names", [None, NAMES], ids=["numbers", "names"])
+def test_datalab_finds_the_issues_of_the_filter(names: NDArray[np.str_] | None) -> None:
+    case = memorised()
+    labels = case.labels if names is None else NAMES.argsort().argsort()[case.labels]  # Datalab sorts names
+    pooled = case.audit.pred_probs if names is None else case.audit.pred_probs[:, NAMES.argsort()]
+    lab = Datalab({"y": case.labels if names is None else names[case.labels]}, label_name="y", verbosity=0)
+    lab.find_issues(pred_probs=pooled, issue_types={"label": {}})
+    issues = lab.get_issues("label")
+    assert np.array_equal(issues["is_label_issue"], find_label_issues(labels, pooled))
 
 
-def test_the_frame_has_the_format_of_cleanlab() -> None:
-    labels, probabilities, _ = scored()
-    reference = CleanLearning().find_label_issues(labels=labels, pred_probs=probabilities)
-    issues = label_issues(audit())
-    assert list(issues.columns) == list(reference.columns)
-    assert issues.index.equals(reference.index)
-    assert [dtype.kind for dtype in issues.dtypes] == [dtype.kind for dtype in reference.dtypes]
+def test_datalab_runs_all_its_checks_of_probabilities() -> None:
+    case = memorised()
+    lab = Datalab({"y": case.labels}, label_name="y", verbosity=0)
+    lab.find_issues(pred_probs=case.audit.pred_probs)
+    assert "label" in set(lab.get_issue_summary()["issue_type"])
 
 
-def test_clean_learning_trains_without_the_suspects() -> None:
-    labels, _, _ = scored()
-    issues = label_issues(audit())
-    cleaned = CleanLearning(LogisticRegression(max_iter=500)).fit(X, labels, label_issues=issues)
+def test_clean_learning_trains_without_the_issues() -> None:
+    case = memorised()
+    issues = CleanLearning().find_label_issues(labels=case.labels, pred_probs=case.audit.pred_probs)
+    cleaned = CleanLearning(LogisticRegression(max_iter=500)).fit(case.inputs, case.labels, label_issues=issues)
     kept = ~issues["is_label_issue"].to_numpy()
-    expected = LogisticRegression(max_iter=500).fit(X[kept], labels[kept])
-    np.testing.assert_allclose(cleaned.clf.coef_, expected.coef_, rtol=1e-6)
+    expected = LogisticRegression(max_iter=500).fit(case.inputs[kept], case.labels[kept])
+    assert np.array_equal(cleaned.predict(case.inputs), expected.predict(case.inputs))
 
 
-def test_datalab_finds_and_reports_the_issues(capsys: pytest.CaptureFixture[str]) -> None:
-    labels, _, _ = scored()
-    lab, expected = find(labels), label_issues(audit())
-    issues = lab.get_issues(ISSUE_NAME)
-    assert np.array_equal(issues[f"is_{ISSUE_NAME}_issue"], expected["is_label_issue"])
-    assert np.array_equal(issues[f"{ISSUE_NAME}_score"], expected["label_quality"])
-    summary = lab.get_issue_summary(ISSUE_NAME).iloc[0]
-    assert summary["num_issues"] == expected["is_label_issue"].sum() == 6
-    assert summary["score"] == pytest.approx(0.96)
-    capsys.readouterr()
-    lab.report()
-    text = capsys.readouterr().out
-    assert f"{ISSUE_NAME} issues" in text
-    assert "Number of examples with this issue: 6" in text
-    assert "noise_rate: 0.04" in text
-    assert f"\n{expected['label_quality'].idxmin()} " in text
-
-
-def test_the_issue_type_coexists_with_label_issues_of_datalab() -> None:
-    lab = find(scored()[0], label={})
-    assert list(lab.get_issues("label").columns) == [
-        *("is_label_issue", "label_score"),
-        *("given_label", "predicted_label"),
-    ]
-    assert len(lab.get_issue_summary()) == 2
-
-
-@pytest.mark.parametrize("names", [NAMES, NAMES.tolist(), np.array([0, 1, 2])], ids=["array", "list", "numbers"])
-def test_classes_are_named_as_in_datalab(names: Any) -> None:
-    labels, probabilities, _ = scored()
-    issues = find([names[label] for label in labels]).get_issues(ISSUE_NAME)
-    assert issues[f"{ISSUE_NAME}_given"].tolist() == [names[label] for label in labels]
-    assert issues[f"{ISSUE_NAME}_predicted"].tolist() == [names[label] for label in probabilities.argmax(1)]
-
-
-def test_class_numbers_may_have_gaps() -> None:
-    labels, _, table = scored()
-    gaps = table.frame.assign(label=2 * table.frame["label"], suggested_label=2 * table.frame["suggested_label"])
-    lab = find(2 * labels, audit_labels(ScoreTable(gaps, table.settings), noise_rate=0.04))
-    assert lab.get_issues(ISSUE_NAME)[f"{ISSUE_NAME}_given"].tolist() == (2 * labels).tolist()
-
-
-def test_wrong_audits_are_refused() -> None:
-    labels, _, _ = scored()
-    lab = Datalab({"y": labels}, label_name="y", verbosity=0)
-    with pytest.raises(SettingError, match="needs a LabelAudit, but got NoneType"):
-        lab.find_issues(issue_types={ISSUE_NAME: {}})
-    with pytest.raises(DataError, match="150 examples, but Datalab has 149"):
-        find(labels[1:])
-    with pytest.raises(DataError, match="other labels than Datalab"):
-        find(TRUTH)
-
-
-def test_data_without_labels_are_accepted() -> None:
-    lab = Datalab({"x": list(range(150))}, verbosity=0)
-    lab.find_issues(issue_types={ISSUE_NAME: {"audit": audit()}})
-    assert lab.get_issues(ISSUE_NAME)[f"is_{ISSUE_NAME}_issue"].sum() == 6
+def test_rare_and_absent_classes_have_probabilities_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 8, generator=generator) + 3 * nn.functional.one_hot(y, 8)
+    y[7] = 4  # one example of class 4, none of classes 3 and 5
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
+    pooled = IFComp(model).audit([(x, y)], progress=False).pred_probs
+    assert np.isfinite(pooled).all()
+    with pytest.warns(UserWarning, match="too few examples"):
+        assert len(find_label_issues(y.numpy(), pooled, n_jobs=1)) == 60

@@ -14,10 +14,9 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from ifcomp import IFComp, Relative
+from ifcomp import IFComp
 from ifcomp.errors import IfcompError, LabelError, SettingError
 from ifcomp.integrations.sklearn import IFCompClassifier
-from ifcomp.tasks.mislabel import audit_labels
 
 X, Y = load_iris(return_X_y=True)
 FAST = {"epochs": 10, "lr": 0.03}
@@ -74,13 +73,14 @@ def test_labels_of_any_type(names: list[Any]) -> None:
     assert np.array_equal(named.table(X, labels).frame, plain.table(X, Y).frame)
 
 
-def test_the_table_reveals_a_wrong_label() -> None:
+@pytest.mark.filterwarnings("ignore:Only . of 7 predictors carry the audit")
+def test_the_audit_finds_a_wrong_label() -> None:
     labels = np.array(["setosa", "versicolor", "virginica"], dtype=object)[Y]
     labels[7] = "virginica"
-    model = IFCompClassifier(damping=Relative(1.0), epochs=30).fit(X, labels)
-    first = audit_labels(model.table(X, labels)).frame.iloc[0]
+    model = IFCompClassifier(epochs=30).fit(X, labels)
+    first = model.audit(X, labels).suspects.iloc[0]
     assert (first["index"], model.classes_[first["label"]]) == (7, "virginica")
-    assert model.classes_[first["suggested_label"]] == "setosa"
+    assert model.classes_[first["suggested"]] == "setosa"
 
 
 def test_classifier_in_pipelines_searches_and_calibration() -> None:

@@ -24,6 +24,7 @@ from ifcomp.curvature.factors import Damping, FisherKind, FitSettings, check_dam
 from ifcomp.errors import LabelError, SettingError
 from ifcomp.predictor import IFComp
 from ifcomp.scores import ScoreTable
+from ifcomp.tasks.audit import LabelAudit
 
 #: Batch size of fits and scores. Results do not depend on it.
 _BATCH_SIZE = 1024
@@ -156,7 +157,7 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return self.table(X).column("surprise")
 
     def table(self, X: ArrayLike, y: ArrayLike | None = None) -> ScoreTable:  # noqa: N803
-        """Return all scores, one row per example, for the functions of `ifcomp.tasks` such as ``audit_labels``.
+        """Return all scores, one row per example, for the functions of `ifcomp.tasks`.
 
         Args:
             X: Features [N, D].
@@ -165,6 +166,17 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         inputs = self._validated_inputs(X)
         labels = None if y is None else torch.tensor(self._codes(np.asarray(y), len(inputs)))
         return self.ifc_.score(_batches(inputs, labels), damping=self.damping, progress=self.verbose)
+
+    def audit(self, X: ArrayLike, y: ArrayLike) -> LabelAudit:  # noqa: N803
+        """Find wrong labels by `IFComp.audit`.
+
+        Args:
+            X: Features [N, D].
+            y: Labels [N]. Labels in the result are positions in `classes_`.
+        """
+        inputs = self._validated_inputs(X)
+        labels = torch.tensor(self._codes(np.asarray(y), len(inputs)))
+        return self.ifc_.audit(_batches(inputs, labels), progress=self.verbose)
 
     def _check_settings(self) -> None:
         FitSettings(self.beta, self.fisher)
