@@ -23,7 +23,7 @@ from ifcomp.data.sources import SourceOptions, open_source, source_kind
 from ifcomp.errors import ModelError
 from ifcomp.memory import as_bytes
 from ifcomp.report import Preview, build_report
-from ifcomp.tasks.mislabel import LabelAudit, audit_labels
+from ifcomp.tasks.audit import LabelAudit
 
 #: Parsers of command-line arguments. Factories are recognised but not called, because a call runs code by design.
 PARSERS: tuple[Callable[[str], object], ...] = (
@@ -136,4 +136,4 @@ def _page(names: tuple[str, ...], folder: Path) -> list[tuple[str, list[str]]]:
 
 @cache
 def _audit() -> LabelAudit:
-    return audit_labels(fitted().score([examples()], progress=False))
+    return fitted().audit([examples()], progress=False)

@@ -15,7 +15,7 @@ import ifcomp.cli.main
 from docs.tools import capture, hooks
 from ifcomp.cli.output import GATE
 from ifcomp.scores import DESCRIPTIONS
-from ifcomp.tasks.mislabel import AUDIT_DAMPING
+from ifcomp.tasks.audit import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tasks.pruning import PRUNING_DAMPING
 

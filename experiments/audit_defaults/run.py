@@ -27,10 +27,11 @@ from experiments.models import LeNet
 from ifcomp import IFComp, Relative
 from ifcomp.complexity import LABEL_ADDED_PROBABILITY, label_complexity
 from ifcomp.io.files import atomic_write
+from ifcomp.tasks.audit import AUDIT_DAMPING
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN, AUDIT_DAMPING
 
 HERE = Path(__file__).parent
+LABEL_COMPLEXITY = "label_complexity"
 #: More seeds are used where the score and the plain loss are close.
 NOISE = {
     "symmetric": {"rate": 0.6, "images": 10_000, "seeds": 8},
@@ -42,7 +43,7 @@ SETTINGS = {
     "data": "fashion-mnist",
     "noise": NOISE,
     "stages": STAGES,
-    "beta": AUDIT_BETA,
+    "beta": 1.0,
     "damping": AUDIT_DAMPING.multiple,
     "dampings": [1.0, 10.0, 100.0],
     "doubts": [0.1, 1.0],
@@ -133,7 +134,7 @@ def audit(model: nn.Module, images: Tensor, labels: Tensor, flipped: Tensor) -> 
     aurocs: dict[str, float] = {}
     for multiple in SETTINGS["dampings"]:
         table = ifc.score(loader, damping=Relative(multiple))
-        for column in ("stochastic_complexity", AUDIT_COLUMN):
+        for column in ("stochastic_complexity", LABEL_COMPLEXITY):
             aurocs[f"{column} {multiple}"] = auroc(table.column(column), flipped)
     margin = table.column("suggested_probability") - table.column("label_probability")
     aurocs |= {"loss": auroc(table.column("error"), flipped), "margin": auroc(margin, flipped)}
@@ -172,9 +173,9 @@ def unit(kind: str, seed: int) -> dict[str, Any]:
 def page(results: dict[str, Any]) -> str:
     """Format the tables as markdown: means over seeds, then every seed; AUROC in percent."""
     dampings = SETTINGS["dampings"]
-    default = f"{AUDIT_COLUMN} {AUDIT_DAMPING.multiple}"
+    default = f"{LABEL_COMPLEXITY} {AUDIT_DAMPING.multiple}"
     stochastic = {f"sum, {d:g}": f"stochastic_complexity {d}" for d in dampings}
-    label = {f"label, {d:g}": f"{AUDIT_COLUMN} {d}" for d in dampings}
+    label = {f"label, {d:g}": f"{LABEL_COMPLEXITY} {d}" for d in dampings}
     added = {f"added {value:g}": f"doubt {value}" for value in SETTINGS["doubts"]}
     plain = {"loss": "loss", "margin": "margin"}
     seeds = [
@@ -186,8 +187,8 @@ def page(results: dict[str, Any]) -> str:
         if stage in run
     ]
     return (
-        "AUROC of flipped labels in percent, means over seeds; single runs are below. *label* is label complexity, the "
-        f"score of audits (default damping: {AUDIT_DAMPING.multiple:g} times the mean). *sum* is stochastic "
+        "AUROC of flipped labels in percent, means over seeds; single runs are below. *label* is label "
+        f"complexity (default damping in audits: {AUDIT_DAMPING.multiple:g} times the mean). *sum* is stochastic "
         "complexity, error + parametric complexity. The numbers after them are dampings. The command is "
         "`python -m experiments.audit_defaults.run`; settings, date and hardware are in audit.json.\n\n"
         + table(results, plain | label | stochastic)

@@ -28,7 +28,6 @@ from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
 from ifcomp import Relative
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_BETA, AUDIT_COLUMN
 from ifcomp.tasks.simple_scores import loss, margin
 from ifcomp.tuning import fit_grid
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IFCOMP, AS_PAPER = "IF-COMP, beta 1", "IF-COMP, beta 0.001"
-#: Score of label audits.
+#: Stochastic complexity of the given label relative to the suggested one.
 AUDIT = "label complexity, beta 1"
 #: Sum suggested by the component figure of the paper, where complexity is divided by the number of parameters.
 MIXED = "error at beta 1 + scaled complexity at beta 0.001"
@@ -165,7 +164,7 @@ def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy, batches
     """Return the scores [N] of all methods that need the curvature; larger = more suspicious."""
     subject = settings.subject
     fit_data = subject.batches(sample(noisy.data, settings.fit_examples, subject.seed))
-    audit_fit, paper_fit = fit_grid(model, (AUDIT_BETA, PAPER_BETA), fit_data, fisher=subject.fisher)
+    audit_fit, paper_fit = fit_grid(model, (1.0, PAPER_BETA), fit_data, fisher=subject.fisher)
     parameters = sum(value.numel() for value in model.parameters())
     audit = audit_fit.score(batches, damping=DAMPING)
     paper = paper_fit.score(batches, damping=settings.paper_damping / PAPER_BETA**2, linearized=True)
@@ -173,7 +172,7 @@ def curvature_scores(settings: Settings, model: nn.Module, noisy: Noisy, batches
         "Self-IF": audit.column("influence"),
         IFCOMP: audit.column("stochastic_complexity"),
         AS_PAPER: paper.column("stochastic_complexity"),
-        AUDIT: audit.column(AUDIT_COLUMN),
+        AUDIT: audit.column("label_complexity"),
         MIXED: audit.column("error") + paper.column("parametric_complexity") / parameters,
     }
 

@@ -25,7 +25,6 @@ from experiments.reproduce.subject import Subject, sample
 from experiments.training import evaluate
 from ifcomp import IFComp
 from ifcomp.scores import ScoreTable
-from ifcomp.tasks.mislabel import AUDIT_BETA
 from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
         replace(subject, seed=subject.seed + 1 + run).training(data, None, until=settings.short_epochs).model()
         for run in range(settings.short_runs)
     ]
-    ifc = IFComp(trained.model(), AUDIT_BETA, fisher="exact", damping=PRUNING_DAMPING)
+    ifc = IFComp(trained.model(), fisher="exact", damping=PRUNING_DAMPING)
     audit = ifc.fit(subject.batches(sample(data, settings.fit_examples, subject.seed))).score(batches)
     scores = {
         "EL2N": el2n(short, batches),
