@@ -13,8 +13,16 @@ from torch import Tensor
 
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, shard_batches
-from ifcomp.errors import EmptyDataError
-from ifcomp.evidence.features import FeatureMap, FeatureReader, FeatureStore, Moments, check_count
+from ifcomp.errors import DataError, EmptyDataError
+from ifcomp.evidence.features import (
+    MEMORY_BYTES,
+    FeatureMap,
+    FeatureReader,
+    FeatureStore,
+    Moments,
+    RawFeatures,
+    check_count,
+)
 from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
@@ -30,10 +38,16 @@ MAX_REFERENCE = 20_000
 #: Nearest neighbours that are kept as an explanation.
 KEPT_NEIGHBOURS = 5
 
+#: Largest difference between the logits of two passes over the same data, relative to the largest logit.
+_LOGIT_TOLERANCE = 1e-2
+
 
 @dataclass(frozen=True)
 class _Summary:
-    """Results of the first pass: labels [n], logits [n, K] and moments of features by layer."""
+    """Results of the first pass: labels [n], logits [n, K] and moments of features by layer.
+
+    Layers without features of one size for all examples have no moments.
+    """
 
     labels: Tensor
     logits: Tensor
@@ -46,6 +60,7 @@ def collect_evidence(
     reference: Iterable[Any] | None = None,
     *,
     seed: int = 0,
+    memory_bytes: int = MEMORY_BYTES,
     progress: bool | None = None,
 ) -> Evidence:
     """Read features in two passes, fit the predictors of every layer and evaluate them.
@@ -55,19 +70,21 @@ def collect_evidence(
         data: Labelled data, in the same order in both passes.
         reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
         seed: Seed of projections and samples.
+        memory_bytes: Bytes of features beyond which they are in a temporary file.
         progress: Show progress bars; None shows them on terminals.
     """
+    progress = progress if process_info().rank == 0 else False
     summary = _summarise(reader, data, "layer statistics", progress)
     base = summary if reference is None else _summarise(reader, reference, "statistics of the reference", progress)
-    maps = _feature_maps(reader, base.moments, seed)
+    maps = _feature_maps(reader, base, summary, seed)
     members: list[Member] = []
     neighbours: dict[str, np.ndarray] = {}
     with ExitStack() as stack:
-        features = _store(stack, reader, data, maps, len(summary.labels), "layer features", progress)
+        features = _store(stack, reader, data, maps, summary, memory_bytes, "layer features", progress)
         base_features = features
         if reference is not None:
             title = "features of the reference"
-            base_features = _store(stack, reader, reference, maps, len(base.labels), title, progress)
+            base_features = _store(stack, reader, reference, maps, base, memory_bytes, title, progress)
         for name in track(list(maps), "predictors", progress):
             layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
             spectrum = find_spectrum(layer.reference)
@@ -123,27 +140,31 @@ def _votes(layer: _LayerData, classes: int, seed: int) -> tuple[np.ndarray, np.n
 
 def _summarise(reader: FeatureReader, data: Iterable[Any], title: str, progress: bool | None) -> _Summary:
     """The first pass."""
-    moments: dict[str, Moments] = {}
+    moments: dict[tuple[str, int], Moments] = {}
     rows: list[tuple[int, Tensor, Tensor]] = []
     for part in reader.read(_batches(data, title, progress)):
         for name, features in part.features.items():
-            moments.setdefault(name, Moments.zeros(features.shape[1])).add(features)
+            size = features.shape[1]
+            moments.setdefault((name, size), Moments.zeros(size)).add(features)
         rows.append((part.position, part.labels, part.logits))
     gathered = all_gather_objects((rows, moments))
     rows = sorted((row for part, _ in gathered for row in part), key=lambda row: row[0])
     if not rows:
         raise EmptyDataError("audit needs at least one example, but the data is empty.")
-    merged = {name: Moments.merge([part[name] for _, part in gathered if name in part]) for name in reader.names}
-    return _Summary(torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows]), merged)
+    labels, logits = torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows])
+    keys = {key for _, part in gathered for key in part}
+    merged = {key: Moments.merge([part[key] for _, part in gathered if key in part]) for key in keys}
+    complete = {name: found for (name, _), found in merged.items() if found.count == len(labels)}
+    return _Summary(labels, logits, complete)
 
 
-def _feature_maps(reader: FeatureReader, moments: Mapping[str, Moments], seed: int) -> dict[str, FeatureMap]:
-    """Maps of all layers whose features are not constant."""
-    dtype = reader.recorder.dtype
-    maps = {
-        name: moments[name].feature_map(name in reader.token_layers, dtype, seed + index)
-        for index, name in enumerate(reader.names)
-    }
+def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary, seed: int) -> dict[str, FeatureMap]:
+    """Maps of all layers whose features are not constant in the reference and have the same size in the data."""
+    maps = {}
+    for index, name in enumerate(reader.names):
+        if name in base.moments and name in data.moments and base.moments[name].size == data.moments[name].size:
+            is_counts = name in reader.token_layers
+            maps[name] = base.moments[name].feature_map(is_counts, reader.recorder.dtype, seed + index)
     return {name: found for name, found in maps.items() if found is not None}
 
 
@@ -152,18 +173,21 @@ def _store(
     reader: FeatureReader,
     data: Iterable[Any],
     maps: Mapping[str, FeatureMap],
-    count: int,
+    summary: _Summary,
+    memory_bytes: int,
     title: str,
     progress: bool | None,
 ) -> Mapping[str, np.ndarray]:
     """The second pass: features [n, d] of every layer, on all processes."""
     dtype = np.dtype(str(reader.recorder.dtype).removeprefix("torch."))
-    store = stack.enter_context(FeatureStore(count, {name: found.size for name, found in maps.items()}, dtype))
+    count, sizes = len(summary.labels), {name: found.size for name, found in maps.items()}
+    store = stack.enter_context(FeatureStore(count, sizes, dtype, memory_bytes))
     seen = 0
     for part in reader.read(_batches(data, title, progress)):
         rows = slice(part.position, part.position + len(part.logits))
         seen = max(seen, rows.stop)
         check_count(count, max(count, seen))
+        _check_repeated(part, summary.labels[rows], summary.logits[rows])
         for name, found in maps.items():
             store.arrays[name][rows] = found(part.features[name]).numpy()
     check_count(count, max(all_gather_objects(seen)))
@@ -171,6 +195,18 @@ def _store(
     return store.arrays
 
 
+def _check_repeated(part: RawFeatures, labels: Tensor, logits: Tensor) -> None:
+    """Raise DataError if the second pass gives other labels or logits than the first."""
+    difference = (part.logits - logits).abs().max()
+    if not torch.equal(part.labels, labels) or difference > _LOGIT_TOLERANCE * logits.abs().max():
+        last = part.position + len(labels) - 1
+        raise DataError(
+            f"Examples {part.position} to {last} differ between the two passes over the data: it is shuffled, or its "
+            "inputs are transformed at random. Give data that is the same each time it is iterated over: "
+            "shuffle=False, and the transforms of the evaluation."
+        )
+
+
 def _batches(data: Iterable[Any], title: str, progress: bool | None) -> Iterator[Batch]:
-    """This process's share of every batch, with a progress bar on the first process."""
-    return shard_batches(as_batches(track(data, title, progress if process_info().rank == 0 else False)))
+    """This process's share of every batch, with a progress bar."""
+    return shard_batches(as_batches(track(data, title, progress)))

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch
 from ifcomp.errors import LengthChangedError
+from ifcomp.evidence.members import MODEL
 from ifcomp.layers.layer import Layer, pool_positions
+from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
 from ifcomp.microbatches import Microbatches, check_batch
@@ -36,7 +38,7 @@ MAX_FEATURES = 1000
 _INPUT_GRID = 8
 
 #: Bytes of stored features beyond which they are in a temporary file.
-_MEMORY_BYTES = 2**30
+MEMORY_BYTES = 2**30
 
 #: Standard deviation relative to the largest magnitude below which a feature counts as constant.
 _CONSTANT = 1e-6
@@ -48,7 +50,7 @@ class RawFeatures:
 
     Attributes:
         position: Index of the first example.
-        features: [B, D] by layer, on the CPU.
+        features: [B, D] by layer, on the CPU. Layers that this microbatch does not call are missing.
         logits: [B, K] in float64.
         labels: [B].
     """
@@ -77,17 +79,17 @@ class FeatureReader:
             recording = recorder.record(examples)
             chosen = _choose(recording, recorder.inventory.layers, examples)
         self.layers: tuple[Layer, ...] = chosen
-        self.has_input = _input_features(examples) is not None
+        self.has_input = _input_features(examples, recorder.dtype) is not None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the layers in the order of the forward pass, after the raw input."""
-        return (*((INPUT,) if self.has_input else ()), *(layer.name for layer in self.layers))
+        return (*((INPUT,) if self.has_input else ()), *map(_feature_name, self.layers))
 
     @cached_property
     def token_layers(self) -> frozenset[str]:
         """Names of layers whose features are counts of tokens."""
-        return frozenset(layer.name for layer in self.layers if layer.counts_tokens)
+        return frozenset(_feature_name(layer) for layer in self.layers if layer.counts_tokens)
 
     def read(self, batches: Iterable[Batch]) -> Iterator[RawFeatures]:
         """Run the model on labelled batches and iterate over the raw features of microbatches, in order."""
@@ -100,22 +102,21 @@ class FeatureReader:
             recording = self.recorder.record(batch)
             with self.recorder.computing():
                 kept = self._kept_positions(recording, batch)
-                found = {layer.name: _layer_features(recording, layer, kept) for layer in self.layers}
+                found = {_feature_name(layer): _layer_features(recording, layer, kept) for layer in self.layers}
                 if self.has_input:
-                    found[INPUT] = _input_features(batch)
-                dtype = self.recorder.dtype
-                features = {name: value.to("cpu", dtype) for name, value in found.items() if value is not None}
+                    found[INPUT] = _input_features(batch, self.recorder.dtype)
+                features = {name: value.cpu() for name, value in found.items() if value is not None}
                 logits = recording.logits.detach().cpu().double()
         assert batch.labels is not None
         return RawFeatures(batch.position, features, logits, batch.labels.cpu())
 
     def _kept_positions(self, recording: Recording, batch: Batch) -> Tensor | None:
-        """Positions that are not padding, [B, T]: an ``attention_mask``, or tokens other than a padding index."""
+        """Positions that are not padding, [B, T]: an ``attention_mask``, or those that a layer knows."""
         mask = batch.kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             return mask != 0
         for layer in self.recorder.inventory.layers:
-            if layer.counts_tokens and layer.name in recording.calls:
+            if layer.name in recording.calls:
                 kept = layer.kept_positions(recording.values(layer)[0])
                 if kept is not None:
                     return kept
@@ -129,7 +130,9 @@ def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tupl
     found: list[Layer] = []
     for name, calls in recording.calls.items():
         key = _storage(calls[0].value)
-        if name in by_name and key not in known and _layer_features(recording, by_name[name], None) is not None:
+        if name not in by_name or recording.layouts[name] is Layout.SHARED or key in known:
+            continue
+        if _layer_features(recording, by_name[name], None) is not None:
             known.add(key)
             found.append(by_name[name])
     tokens = [layer for layer in found if layer.counts_tokens]
@@ -138,31 +141,48 @@ def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tupl
     return (*tokens, *(others[index] for index in spread))
 
 
-def _storage(value: Tensor) -> tuple[int, int]:
-    """Identifies the values of a tensor, whatever its shape."""
-    return value.data_ptr(), value.numel()
+def _feature_name(layer: Layer) -> str:
+    """The name of a layer among the features. Raw input and model have names that a module may have too."""
+    return f"{layer.name} (layer)" if layer.name in (INPUT, MODEL) else layer.name
+
+
+def _storage(value: Tensor) -> tuple[object, ...]:
+    """Identifies the elements of a tensor in memory, whatever its shape and the order of its axes."""
+    axes: list[tuple[int, int]] = []
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True), reverse=True):
+        if axes and axes[-1][0] == stride * size:
+            axes[-1] = stride, axes[-1][1] * size
+        elif size > 1:
+            axes.append((stride, size))
+    return value.data_ptr(), *axes
 
 
 def _layer_features(recording: Recording, layer: Layer, kept: Tensor | None) -> Tensor | None:
-    """Mean over the calls of a layer, [B, D]; None for layers without features.
+    """Mean over the calls of a layer, [B, D]; None for layers without features or without a call.
 
     A layer that is called on inputs of several sizes is summarised by the calls that are like the first.
     """
-    values = [layer.features(value, kept) for value in recording.values(layer)]
+    if layer.name not in recording.calls:
+        return None
+    values = []
+    for value, used in zip(recording.values(layer), recording.used_rows(layer), strict=True):
+        value = value.to(recording.dtype) if value.is_floating_point() else value
+        values.append(layer.features(value, kept if used is None else used))
     found = [
         value for value in values if value is not None and values[0] is not None and value.shape == values[0].shape
     ]
-    return torch.stack(found).mean(0) if found else None
+    return torch.stack(found).mean(0).to(recording.dtype) if found else None
 
 
-def _input_features(batch: Batch) -> Tensor | None:
-    """The floating-point inputs of the model with a batch axis, images pooled, [B, D]; None without any."""
+def _input_features(batch: Batch, dtype: torch.dtype) -> Tensor | None:
+    """The floating-point inputs of the model with a batch axis, images and videos pooled, [B, D]; None without any."""
     parts = []
     batched = batch.batched().values()
     for value, has_axis in zip(batch.tensors(), batched, strict=True):
-        if has_axis and value.is_floating_point() and value.dim() > 1:
-            parts.append(pool_positions(value, _INPUT_GRID) if value.dim() == 4 else value.flatten(1))
-    return torch.cat([part.float() if part.dtype.itemsize < 4 else part for part in parts], 1) if parts else None
+        if has_axis and value.is_floating_point():
+            values = value.to(dtype)
+            parts.append(pool_positions(values, _INPUT_GRID) if value.dim() > 3 else values.reshape(len(values), -1))
+    return torch.cat(parts, 1) if parts else None
 
 
 @dataclass(frozen=True)
@@ -202,6 +222,11 @@ class Moments:
     nonzero: Tensor
     largest: Tensor
 
+    @property
+    def size(self) -> int:
+        """Number of features D."""
+        return len(self.total)
+
     @classmethod
     def zeros(cls, size: int) -> Moments:
         """Moments without examples."""
@@ -238,38 +263,37 @@ class Moments:
         """
         mean = self.total / self.count
         deviation = (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
-        columns = (deviation > _CONSTANT * self.largest).nonzero().flatten()
+        scale = ((1 + self.count) / (1 + self.nonzero)).log() if counts_tokens else 1 / deviation
+        columns = ((deviation > _CONSTANT * self.largest) & (scale > 0)).nonzero().flatten()
         if not len(columns):
             return None
-        scale = 1 / deviation[columns]
-        if counts_tokens:
-            scale = ((1 + self.count) / (1 + self.nonzero[columns])).log()
         projection = None
         if len(columns) > MAX_FEATURES:
             generator = torch.Generator("cpu").manual_seed(seed)
             projection = torch.randn(len(columns), MAX_FEATURES, generator=generator, dtype=torch.float64)
             projection = (projection / MAX_FEATURES**0.5).to(dtype)
-        return FeatureMap(columns, mean[columns], scale, projection)
+        return FeatureMap(columns, mean[columns], scale[columns], projection)
 
 
 class FeatureStore:
     """Arrays of one row per example, in memory or in a temporary file. Use as a context."""
 
-    def __init__(self, rows: int, sizes: Mapping[str, int], dtype: np.dtype) -> None:
+    def __init__(self, rows: int, sizes: Mapping[str, int], dtype: np.dtype, memory_bytes: int = MEMORY_BYTES) -> None:
         """Describe the arrays; `__enter__` allocates them.
 
         Args:
             rows: Number of examples n.
             sizes: Number of columns by name.
             dtype: Precision.
+            memory_bytes: Bytes beyond which the arrays are in a temporary file.
         """
-        self._rows, self._sizes, self._dtype = rows, sizes, dtype
+        self._rows, self._sizes, self._dtype, self._memory_bytes = rows, sizes, dtype, memory_bytes
         self._stack = ExitStack()
         self.arrays: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> FeatureStore:
         total = self._rows * sum(self._sizes.values()) * self._dtype.itemsize
-        if total <= _MEMORY_BYTES:
+        if total <= self._memory_bytes:
             self.arrays = {name: np.zeros((self._rows, size), self._dtype) for name, size in self._sizes.items()}
             return self
         folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="ifcomp-")))

@@ -81,7 +81,7 @@ class Layer(ABC):
         return None
 
     def kept_positions(self, value: Tensor) -> Tensor | None:
-        """Positions of token indices [B, R] that are not padding; None if the layer does not know them."""
+        """Positions of inputs [B, R, ...] that are not padding, [B, R]; None if the layer does not know them."""
         return None
 
     @property
@@ -148,7 +148,12 @@ def mean_rows(rows: Tensor, kept: Tensor | None) -> Tensor:
     if kept is None or kept.shape != rows.shape[:2]:
         return rows.mean(1)
     weights = kept | ~kept.any(1, keepdim=True)
-    return (rows * weights.unsqueeze(2)).sum(1) / weights.sum(1, keepdim=True)
+    return rows.masked_fill(~weights.unsqueeze(2), 0.0).sum(1) / weights.sum(1, keepdim=True)
+
+
+def pool_rows(value: Tensor, kept: Tensor | None) -> Tensor:
+    """Average channels [B, R, C, *S] over the kept rows and a grid of `FEATURE_GRID` positions per axis, [B, D]."""
+    return pool_positions(mean_rows(value.flatten(2), kept).unflatten(1, value.shape[2:]), FEATURE_GRID)
 
 
 def pool_positions(channels: Tensor, grid: int) -> Tensor:

@@ -135,6 +135,11 @@ class Recording:
         calls = self.calls[layer.name]
         return [self._by_example(layer, call, call.value, layer.input_axes(call.value)) for call in calls]
 
+    def used_rows(self, layer: Layer) -> list[Tensor | None]:
+        """Rows of `values` that belong to an example, bool [B, R], for every call; None if all do."""
+        is_scattered = self.layouts[layer.name] is Layout.SCATTERED
+        return [self._owners(call).is_used if is_scattered else None for call in self.calls[layer.name]]
+
     def output_grads(self, cotangents: Tensor, blocks: Iterable[Block]) -> dict[str, Tensor]:
         """Canonical output gradients [B, C, ...] of every block, from one backward per cotangent.
 

@@ -25,6 +25,7 @@ class Owners:
     Attributes:
         examples: Example of each row, [N]; -1 for rows that do not influence the logits.
         rows: R, the largest number of rows of an example.
+        is_used: Whether an example has a row at this place, [B, R].
     """
 
     def __init__(self, examples: Tensor, batch_size: int) -> None:
@@ -40,9 +41,9 @@ class Owners:
         counts = examples[is_owned].bincount(minlength=batch_size)
         self.rows = max(1, int(counts.max()))
         slots = torch.arange(self.rows, device=examples.device)
-        self._is_used = slots < counts.unsqueeze(1)  # [B, R]
+        self.is_used = slots < counts.unsqueeze(1)  # [B, R]
         positions = (counts.cumsum(0) - counts).unsqueeze(1) + slots
-        self._index = order[positions.where(self._is_used, 0)] if len(order) else torch.zeros_like(positions)
+        self._index = order[positions.where(self.is_used, 0)] if len(order) else torch.zeros_like(positions)
 
     def by_example(self, tensor: Tensor, feature_axes: int) -> Tensor:
         """Rearrange ``[leading..., features...]`` to ``[B, R, features...]``; unused slots are zero."""
@@ -50,7 +51,7 @@ class Owners:
         rows = tensor.reshape(-1, *features)
         if not len(rows):
             return rows.new_zeros(*self._index.shape, *features)
-        return rows[self._index] * self._is_used.view(*self._is_used.shape, *[1] * feature_axes).to(rows.dtype)
+        return rows[self._index] * self.is_used.view(*self.is_used.shape, *[1] * feature_axes).to(rows.dtype)
 
 
 def find_owners(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker import KroneckerBlock
 from ifcomp.blocks.kronecker_inputs import KroneckerShape, Patches
-from ifcomp.layers.layer import FEATURE_GRID, KroneckerLayer, Layer, TrackedModule, pool_positions
+from ifcomp.layers.layer import KroneckerLayer, Layer, TrackedModule, pool_rows
 from ifcomp.layers.registry import Selection, Sua, argument_names, qualified_name, register
 
 #: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
@@ -46,7 +46,7 @@ class ConvLayer(KroneckerLayer):
         return len(self.module.kernel_size) + 1
 
     def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
-        return pool_positions(value.mean(1), FEATURE_GRID) if self.has_weight else None
+        return pool_rows(value, kept) if self.has_weight else None
 
     def patches(self, value: Tensor) -> Patches:
         channels = value.unflatten(2, (self.block.shape.groups, -1))  # [B, R, G, C, *S]

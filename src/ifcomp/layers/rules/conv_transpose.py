@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifcomp.blocks.kronecker_inputs import Patches
-from ifcomp.layers.layer import FEATURE_GRID, Emit, KroneckerLayer, TrackedModule, pool_positions
+from ifcomp.layers.layer import Emit, KroneckerLayer, TrackedModule, pool_rows
 from ifcomp.layers.registry import Selection, register, trainable_names
 from ifcomp.layers.rules.conv import ConvTranspose, conv_block, windows
 
@@ -31,7 +31,7 @@ class ConvTransposeLayer(KroneckerLayer):
         return len(self.module.kernel_size) + 1
 
     def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
-        return pool_positions(value.mean(1), FEATURE_GRID) if self.has_weight else None
+        return pool_rows(value, kept) if self.has_weight else None
 
     def patches(self, value: Tensor) -> Patches:
         channels = value.unflatten(2, (self.block.shape.groups, -1))  # [B, R, G, C, *S]

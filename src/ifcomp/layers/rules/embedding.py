@@ -31,6 +31,8 @@ class EmbeddingLayer(Layer):
         """Counts of all tokens [B, V]."""
         known = self.kept_positions(value)
         weights = torch.ones_like(value, dtype=torch.bool) if known is None else known
+        if kept is not None and kept.shape == value.shape:
+            weights = weights & kept
         counts = torch.zeros(len(value), self.block.entries, device=value.device)
         return counts.scatter_add_(1, value.long(), weights.to(counts.dtype))
 

@@ -59,6 +59,31 @@ class Cell(ABC):
 
 
 @dataclass(frozen=True)
+class RecurrentLayer(LinearLayer):
+    """A projection of a recurrent module. After the end of a packed sequence its inputs are zero.
+
+    Attributes:
+        ones: Number of trailing columns of ones.
+        is_reverse: Whether the sequence is read from its end.
+    """
+
+    ones: int = 0
+    is_reverse: bool = False
+
+    def features(self, value: Tensor, kept: Tensor | None) -> Tensor | None:
+        known = self.kept_positions(value)
+        if known is None and kept is not None:
+            known = kept.flip(1) if self.is_reverse else kept
+        return super().features(value, known)
+
+    def kept_positions(self, value: Tensor) -> Tensor | None:
+        """Positions up to the last one that is not zero; None if no sequence ends before the others."""
+        is_nonzero = value[..., : value.shape[-1] - self.ones].any(2)
+        kept = is_nonzero.flip(1).int().cummax(1).values.flip(1).bool()
+        return None if kept.all() else kept
+
+
+@dataclass(frozen=True)
 class AffineMap:
     """The sum of projections of one layer and direction.
 
@@ -91,7 +116,7 @@ class AffineMap:
         bias = getattr(module, f"bias_{part}_{self.suffix}") if module.bias else None
         return F.linear(value, getattr(module, f"weight_{part}_{self.suffix}"), bias)
 
-    def layer(self, prefix: str, module: nn.RNNBase) -> LinearLayer:
+    def layer(self, prefix: str, module: nn.RNNBase) -> RecurrentLayer:
         """The layer of the map."""
         columns = sum(module.get_parameter(name).numel() for name in self.trainable)
         outputs = len(module.get_parameter(self.trainable[0]))
@@ -99,7 +124,13 @@ class AffineMap:
         shape = KroneckerShape(1, outputs, columns // outputs, offsets=1, has_bias=has_bias)
         parameters = tuple(qualified_name(prefix, name) for name in self.trainable)
         block = KroneckerBlock(self.name, module.mode.lower(), parameters, columns, shape)
-        return LinearLayer(block, has_weight=shape.in_features > has_bias)
+        biases = sum(name.startswith("bias") for name in self.trainable)
+        return RecurrentLayer(
+            block,
+            has_weight=shape.in_features > has_bias,
+            ones=max(0, biases - 1),
+            is_reverse=self.suffix.endswith("_reverse"),
+        )
 
 
 @dataclass(frozen=True)
