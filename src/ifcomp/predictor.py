@@ -24,6 +24,7 @@ from ifcomp.data.checks import (
     check_audit_order,
     check_data,
     check_label_form,
+    check_labelled,
     check_labels,
     check_not_shuffled,
     warn_if_shuffled,
@@ -389,14 +390,9 @@ class IFComp:
             >>> print(audit.headline)
             >>> audit.suspects.head()
         """
-        limit = as_bytes(max_memory)
-        for given in (data, *(() if reference is None else (reference,))):
-            check_data(given)
-            check_audit_order(given)
-        first = next(as_batches(data), None)
-        if first is None:
-            raise EmptyDataError("audit needs at least one example, but the data is empty.")
-        check_label_form(first)
+        limit, first = as_bytes(max_memory), _first_of_audit(data, "data")
+        if reference is not None:
+            _first_of_audit(reference, "reference")
         with exclusive(self.model), all_trainable(self.model):
             inventory = take_inventory(self.model, Selection(skip_uncovered=True))
             reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
@@ -599,6 +595,17 @@ def fit_together(
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder = inventory, recorder
             predictor._adopt(factors, digests, recorder.layouts)
+
+
+def _first_of_audit(data: Iterable[Any], name: str) -> Batch:
+    """The first batch of the data or reference of an audit. Data that an audit cannot use is refused."""
+    check_data(data)
+    check_audit_order(data)
+    first = next(as_batches(data), None)
+    if first is None:
+        raise EmptyDataError(f"audit needs at least one example, but the {name} is empty.")
+    check_labelled(first)
+    return first
 
 
 def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:

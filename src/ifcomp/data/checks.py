@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ifcomp.data.batches import LABEL_KEY, Batch
 from ifcomp.data.loaders import is_shuffled
-from ifcomp.errors import DataError, IfcompWarning, LabelError, NonFiniteError
+from ifcomp.errors import DataError, IfcompWarning, LabelError, LengthChangedError, NonFiniteError
 
 #: Largest deviation of a row of soft labels from a sum of 1.
 _SUM_TOLERANCE = 1e-2
@@ -43,7 +43,12 @@ def check_not_shuffled(data: Any) -> None:
 
 
 def check_audit_order(data: Any) -> None:
-    """Raise DataError if an audit would read a DataLoader that shuffles."""
+    """Raise DataError if an audit would read a DataLoader that shuffles, or an iterator."""
+    if isinstance(data, Iterator):
+        raise LengthChangedError(
+            f"An audit reads the data twice, but a {type(data).__name__} can be iterated over only once. Give a "
+            "DataLoader or a list of batches."
+        )
     if is_shuffled(data):
         raise DataError(
             "An audit reads the data twice in the same order, but the DataLoader shuffles. Create it with "
@@ -84,13 +89,7 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
     Raises:
         LabelError: If labels are missing, not one class per example, or outside 0 ... ``num_classes`` - 1.
     """
-    name = batch.name
-    if batch.labels is None:
-        raise LabelError(
-            f"{name}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
-        )
-    check_label_form(batch)
-    labels = batch.labels
+    name, labels = batch.name, check_labelled(batch)
     if len(labels) != batch.size:
         raise LabelError(f"{name}: {len(labels)} labels for {batch.size} examples. Give each example one label.")
     labels = labels.long()
@@ -102,6 +101,16 @@ def check_labels(batch: Batch, num_classes: int) -> Tensor:
             "and leave out examples without a label, such as those marked -1 or -100."
         )
     return labels
+
+
+def check_labelled(batch: Batch) -> Tensor:
+    """Return the labels as given. Raise LabelError if they are missing or not one class per example."""
+    if batch.labels is None:
+        raise LabelError(
+            f"{batch.name}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
+        )
+    check_label_form(batch)
+    return batch.labels
 
 
 def check_label_form(batch: Batch) -> None:
