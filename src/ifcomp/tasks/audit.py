@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from ifcomp.curvature.factors import Relative
-from ifcomp.errors import IfcompWarning, SettingError
+from ifcomp.errors import DataError, IfcompWarning, SettingError
 from ifcomp.evidence.members import MODEL, Evidence
 from ifcomp.evidence.pool import mix, pool_weights
 from ifcomp.scores import write_csv
@@ -43,8 +43,11 @@ _MOSTLY_CONTRADICTED = 0.5
 #: Description of every column of `LabelAudit.frame`.
 DESCRIPTIONS = {
     "index": "position in the data",
+    "name": "file name or text of the example",
     "label": "given label",
+    "label_name": "name of the given label",
     "suggested": "most probable label other than the given one",
+    "suggested_name": "name of the suggested label",
     "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
@@ -85,6 +88,11 @@ class LabelAudit:
     def ranked(self) -> pd.DataFrame:
         """All rows, most suspicious first. Labels that are not scored come last."""
         return self.frame.sort_values("score", ascending=False, kind="stable")
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """Meaning, direction and unit of every column of `frame`."""
+        return {str(name): DESCRIPTIONS[str(name)] for name in self.frame.columns}
 
     @property
     def headline(self) -> str:
@@ -135,6 +143,38 @@ class LabelAudit:
                 }
             )
         return pd.DataFrame(rows)
+
+    def neighbours(self, index: int) -> pd.DataFrame:
+        """The nearest examples of one example in every layer that carries the pool, largest weight first.
+
+        Columns: layer, weight, ``neighbours`` and ``neighbour_labels``. All layers are returned if none carries it.
+
+        Args:
+            index: Position in the data.
+        """
+        rows = self.why(index)
+        rows = rows[rows["neighbours"].map(len) > 0].sort_values("weight", ascending=False, kind="stable")
+        carrying = rows[rows["weight"] >= _CARRYING]
+        return (rows if carrying.empty else carrying)[["layer", "weight", "neighbours", "neighbour_labels"]]
+
+    def with_names(self, classes: Sequence[str] | None = None, examples: Sequence[str] | None = None) -> LabelAudit:
+        """Return the same audit with names in its table: ``label_name``, ``suggested_name`` and ``name``.
+
+        Args:
+            classes: Names of the classes 0 ... K-1.
+            examples: File names or texts of the examples, in the order of the data.
+        """
+        frame = self.frame.copy()
+        if examples is not None:
+            if len(examples) != len(frame):
+                raise DataError(f"There are {len(examples):,} names of examples, but {len(frame):,} examples.")
+            _insert_after(frame, "index", "name", list(examples))
+        if classes is not None:
+            if len(classes) != self.pred_probs.shape[1]:
+                raise DataError(f"There are {len(classes)} class names, but {self.pred_probs.shape[1]} classes.")
+            for name in ("label", "suggested"):
+                _insert_after(frame, name, f"{name}_name", [classes[label] for label in frame[name]])
+        return replace(self, frame=frame)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write all rows as CSV in the order of the data. Atomic."""
@@ -199,6 +239,10 @@ def _frame(pooled: np.ndarray, labels: np.ndarray, is_suspect: np.ndarray, is_sc
             "is_suspect": is_suspect & is_scored,
         }
     )
+
+
+def _insert_after(frame: pd.DataFrame, column: str, name: str, values: Sequence[str]) -> None:
+    frame.insert(frame.columns.tolist().index(column) + 1, name, values)
 
 
 def _accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
