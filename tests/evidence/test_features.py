@@ -105,8 +105,12 @@ def test_inputs_of_linear_layers_and_the_raw_input() -> None:
 @pytest.mark.parametrize("size", [(11, 6), (3, 9), (4, 4), (2, 1)])
 def test_inputs_of_convolutions_are_pooled_to_a_grid_of_4_by_4(size: tuple[int, int]) -> None:
     """The raw image is pooled to 8 by 8, shorter axes are not pooled."""
-    layers = (nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1), nn.Flatten())
-    model = make(lambda: nn.Sequential(*layers, nn.Linear(4 * size[0] * size[1], 3)))
+    model = make(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1), nn.Flatten()),
+            nn.Linear(4 * size[0] * size[1], 3),
+        )
+    )
     x = normal(6, 2, *size)
     found, _ = read(model, labelled(x))
     inputs = hooked_inputs(model, ["2", "4"], x)
@@ -130,8 +134,9 @@ def test_sequences_and_volumes_are_pooled_along_all_their_axes() -> None:
 
 
 def test_inputs_of_transposed_convolutions_are_pooled() -> None:
-    layers = (nn.Tanh(), nn.ConvTranspose2d(2, 3, 2, stride=2), nn.Flatten())
-    model = make(lambda: nn.Sequential(*layers, nn.Linear(3 * 100, 3)))
+    model = make(
+        lambda: nn.Sequential(*(nn.Tanh(), nn.ConvTranspose2d(2, 3, 2, stride=2), nn.Flatten()), nn.Linear(3 * 100, 3))
+    )
     x = normal(4, 2, 5, 5)
     found, _ = read(model, labelled(x))
     assert_close(found["1"], pooled(np.tanh(x.numpy()), 4))
@@ -230,8 +235,12 @@ def test_features_do_not_depend_on_the_padding_of_a_batch() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 0])
 def test_bags_of_tokens_are_counted(mode: str, padding: int | None) -> None:
-    layers = (nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding), nn.Tanh(), nn.Linear(3, 3))
-    model, (tokens, mask) = make(lambda: nn.Sequential(*layers)), tokens_and_mask()
+    model, (tokens, mask) = (
+        make(
+            lambda: nn.Sequential(*(nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding), nn.Tanh(), nn.Linear(3, 3)))
+        ),
+        tokens_and_mask(),
+    )
     found, _ = read(model, labelled(tokens))
     kept = mask.numpy() if padding == 0 else np.ones_like(mask.numpy())
     assert_close(found["0"], counts_of(tokens.numpy(), kept, 6))
@@ -493,8 +502,9 @@ def test_a_transformer_of_dict_batches_is_read_over_unmasked_tokens() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_models_in_half_precision_have_features_in_float32(dtype: torch.dtype) -> None:
     """Sums over positions are beyond the range of float16."""
-    layers = (nn.ReLU(), nn.Linear(2, 3), nn.Tanh())
-    model = seeded(lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 3)))().to(dtype)
+    model = seeded(
+        lambda: nn.Sequential(*(nn.ReLU(), nn.Linear(2, 3), nn.Tanh()), nn.Flatten(), nn.Linear(96, 3))
+    )().to(dtype)
     x = (4000 + 100 * normal(5, 32, 2)).to(dtype)
     found, _ = read(model, labelled(x))
     assert all(values.dtype == np.float32 for values in found.values())

@@ -61,6 +61,7 @@ def collect_evidence(
     *,
     seed: int = 0,
     memory_bytes: int = MEMORY_BYTES,
+    max_reference: int = MAX_REFERENCE,
     progress: bool | None = None,
 ) -> Evidence:
     """Read features in two passes, fit the predictors of every layer and evaluate them.
@@ -71,6 +72,7 @@ def collect_evidence(
         reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
         seed: Seed of projections and samples.
         memory_bytes: Bytes of features beyond which they are in a temporary file.
+        max_reference: Largest number of examples among which neighbours are searched: a seeded sample.
         progress: Show progress bars; None shows them on terminals.
     """
     progress = progress if process_info().rank == 0 else False
@@ -89,7 +91,8 @@ def collect_evidence(
             layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
             spectrum = find_spectrum(layer.reference)
             layer.rotate(spectrum)
-            votes_of_layer, neighbours[name] = _votes(layer, summary.logits.shape[1], seed)
+            chosen = seeded_sample(len(base.labels), max_reference, seed)
+            votes_of_layer, neighbours[name] = _votes(layer, summary.logits.shape[1], chosen)
             members.append(Member(name, "votes", votes_of_layer))
             members.append(Member(name, "readout", _readout(layer, spectrum, summary.logits.shape[1], seed)))
     members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
@@ -124,9 +127,14 @@ def _readout(layer: _LayerData, spectrum: Spectrum, classes: int, seed: int) -> 
     return readout.probabilities(layer.features, layer.labels if layer.is_same else None)
 
 
-def _votes(layer: _LayerData, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Votes [n, K] of neighbours among the leading principal components, and positions of the nearest."""
-    chosen = seeded_sample(len(layer.reference), MAX_REFERENCE, seed)
+def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Votes [n, K] of neighbours among the leading principal components, and positions of the nearest.
+
+    Args:
+        layer: The layer.
+        classes: K.
+        chosen: Positions of the reference examples among which neighbours are searched.
+    """
     labels = layer.labels[chosen]
     queries = torch.from_numpy(np.ascontiguousarray(layer.features[:, :COMPONENTS]))
     reference = torch.from_numpy(layer.reference[chosen.numpy(), :COMPONENTS])
