@@ -9,7 +9,6 @@ from torch import nn
 
 from ifcomp import IFComp
 from ifcomp.distributed import data_parallel
-from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -23,7 +22,8 @@ for _ in range(50):  # every process has the same model; yours would load its we
 
 batches = list(zip(x.split(300), y.split(300), strict=True))
 with data_parallel() as process:  # every process reads the same batches and computes on its shard of each
-    table = IFComp(model).fit(batches).score(batches, damping=AUDIT_DAMPING)
+    ifc = IFComp(model).fit(batches)
+    table, audit = ifc.score(batches), ifc.audit(batches)
     if process.rank == 0:
         print(f"{process.world_size} processes, {len(table)} rows on each")
-        print(audit_labels(table).suspects.iloc[:3, 1:6].to_string(index=False))
+        print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(index=False))

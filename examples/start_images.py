@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp
-from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 from ifcomp.tasks.ood import OOD_DAMPING
 
 # 1. Your data, model and training. The model returns logits [batch, classes].
@@ -29,9 +28,10 @@ loader = DataLoader(train, batch_size=256)
 ifc = IFComp(model).fit(loader)
 print(ifc.coverage)
 
-# 3. Which training labels are suspicious?
-audit = audit_labels(ifc.score(loader, damping=AUDIT_DAMPING), fraction=0.002)
-print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].to_string(index=False))
+# 3. Which training labels are suspicious? Most suspicious first, score in nats.
+audit = ifc.audit(loader)
+print(audit)
+print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(index=False))
 
 # 4. Which inputs are unlike the training data? (nats; larger = more surprising)
 digit = x[1400:1401]

@@ -8,7 +8,6 @@ from torch import nn
 
 from ifcomp import IFComp
 from ifcomp.tasks.calibration import calibration_summary
-from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tuning import tune
 
@@ -20,6 +19,7 @@ scaler = StandardScaler().fit(parts[0])
 x_train, x_other = (torch.tensor(scaler.transform(part)).float() for part in parts[:2])
 y_train, y_other = torch.tensor(parts[2]), torch.tensor(parts[3])
 x_validation, x_test, y_validation, y_test = x_other[:140], x_other[140:], y_other[:140], y_other[140:]
+y_train[::30] = 1 - y_train[::30]  # 10 wrong labels, to have something to find
 model = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
 for _ in range(100):
@@ -31,9 +31,10 @@ for _ in range(100):
 train = [(x_train, y_train)]
 ifc = IFComp(model).fit(train)
 
-# 3. Which labels are suspicious?
-audit = audit_labels(ifc.score(train, damping=AUDIT_DAMPING), fraction=0.01)
-print(audit.suspects[["index", "label", "suggested_label", "label_complexity"]].to_string(index=False))
+# 3. Which labels are suspicious? Most suspicious first, score in nats.
+audit = ifc.audit(train)
+print(audit)
+print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(index=False))
 
 # 4. Which rows are out-of-distribution? Here: shuffled columns. (nats; larger = more surprising)
 rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}

@@ -6,7 +6,6 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from ifcomp import IFComp
-from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 from ifcomp.tasks.ood import OOD_DAMPING
 
 TOPICS = {
@@ -49,9 +48,9 @@ for _ in range(6):
 batches = [encode(texts[i : i + 100], labels[i : i + 100]) for i in range(0, 600, 100)]
 ifc = IFComp(model).fit(batches)
 print(str(ifc.coverage).splitlines()[-2])
-audit = audit_labels(ifc.score(batches, damping=AUDIT_DAMPING))
+audit = ifc.audit(batches)
 for row in audit.suspects.head(3).itertuples():
-    print(f"{row.label_complexity:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
+    print(f"{row.score:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
 print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
 table = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
 print("surprise of a normal and of a mixed text:", table.column("surprise").round(2))

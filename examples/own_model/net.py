@@ -36,7 +36,7 @@ if __name__ == "__main__":
     y[wrong] = (y[wrong] + torch.randint(1, 10, (50,))) % 10
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    for _ in range(3):
+    for _ in range(40):  # until the wrong labels are memorised
         for batch in torch.randperm(1000).split(50):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
