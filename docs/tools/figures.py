@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from ifcomp import IFComp, Relative, oracle
 from ifcomp.cli.demo_study import OOD_INPUTS, TEST_SHIFTS, VALIDATION_SHIFTS, Alteration, Data, load_data
+from ifcomp.tasks.audit import AUDIT_DAMPING
 from ifcomp.tasks.calibration import plot_reliability, reliability_curve
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_COLUMN, AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tuning import Tuned, tune
 
@@ -39,10 +39,11 @@ LAMBDA = 100.0
 
 @dataclass(frozen=True)
 class Trained:
-    """The digits, a network stopped early on wrong labels, and one trained to the end on right ones."""
+    """The digits and three networks: wrong labels, stopped early; wrong labels, memorised; right labels."""
 
     data: Data
     noisy: nn.Module
+    memorised: nn.Module
     clean: nn.Module
     clean_training: list[tuple[Tensor, Tensor]]
 
@@ -67,12 +68,12 @@ def train(x: Tensor, y: Tensor, epochs: int) -> nn.Module:
 
 @cache
 def trained() -> Trained:
-    """Both networks."""
+    """All networks."""
     data = load_data(SEED)
     right = ~data.flipped
     x, y = data.training.images[right], data.training.labels[right]
-    noisy = train(data.training.images, data.training.labels, 6)
-    return Trained(data, noisy, train(x, y, 20), [(x, y)])
+    noisy, memorised = (train(data.training.images, data.training.labels, epochs) for epochs in (6, 60))
+    return Trained(data, noisy, memorised, train(x, y, 20), [(x, y)])
 
 
 @cache
@@ -95,7 +96,7 @@ def audit_quality(ifc: IFComp, damping: float | Relative = AUDIT_DAMPING) -> flo
     """AUROC of label complexity against the labels that are wrong."""
     own = trained()
     table = ifc.score(own.noisy_training, damping=damping, progress=False)
-    return auroc(table.column(AUDIT_COLUMN), own.data.flipped)
+    return auroc(table.column("label_complexity"), own.data.flipped)
 
 
 def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: int | None = None) -> float:
@@ -117,7 +118,7 @@ def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: in
 
 @cache
 def fitted(beta: float = 1.0, fisher: str = "sampled", sua: bool = False, noisy: bool = False) -> IFComp:
-    """One of the two networks, fitted."""
+    """The early-stopped or the clean network, fitted."""
     own = trained()
     model, data = (own.noisy, own.noisy_training) if noisy else (own.clean, own.clean_training)
     return IFComp(model, beta, fisher=fisher, sua=sua).fit(data, progress=False)  # type: ignore[arg-type]
@@ -129,15 +130,14 @@ def fitted(beta: float = 1.0, fisher: str = "sampled", sua: bool = False, noisy:
 def overview() -> Figure:
     """The most suspicious labels beside reliability under shift."""
     own = trained()
-    frame = fitted(noisy=True).score(own.noisy_training, damping=AUDIT_DAMPING, progress=False).frame
-    worst = frame.nlargest(6, AUDIT_COLUMN)
+    worst = IFComp(own.memorised).audit(own.noisy_training, progress=False).ranked.head(6)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1.25, 1])
-    left.suptitle("The most suspicious of 1,000 training labels")
+    left.suptitle("The most suspicious of 1,000 memorised labels")
     for axes, row in zip(left.subplots(2, 3).flat, worst.itertuples(), strict=True):
         axes.imshow(own.data.training.images[row.index, 0], cmap="gray_r")
         verdict = "wrong label" if own.data.flipped[row.index] else "label was right"
-        title = f"labelled {row.label}, suggested {row.suggested_label}\n{row.label_complexity:.1f} nats ({verdict})"
+        title = f"labelled {row.label}, suggested {row.suggested}\n{row.score:.1f} nats ({verdict})"
         axes.set_title(title, fontsize=9)
         axes.axis("off")
     choice, test = tuned(), own.data.test
