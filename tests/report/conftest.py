@@ -11,6 +11,8 @@ from ifcomp.report import Preview, build_report
 def large_report(tmp_path_factory: pytest.TempPathFactory) -> LargeReport:
     audit = make_audit(100_000, classes=10, suspects=100_000)
     pixels = np.random.default_rng(0).integers(0, 256, (300, 64, 64, 3), dtype=np.uint8)
-    previews = {int(index): Preview("image", pixels[rank]) for rank, index in enumerate(audit.frame["index"].head(300))}
+    previews = {
+        int(index): Preview("image", pixels[rank]) for rank, index in enumerate(audit.ranked["index"].head(300))
+    }
     path = tmp_path_factory.mktemp("large") / "large.html"
     return LargeReport(build_report(path, title="Large", audit=audit, previews=previews), audit)

@@ -31,15 +31,31 @@ MORE_EVIL_NAMES = (
 )
 
 
+WEIGHTS = pd.DataFrame(
+    {
+        "layer": ["input", "conv", "model"],
+        "predictor": ["votes", "readout", "model"],
+        "weight": [1.0, 0.5, 0.0],
+        "support": [0.9, 0.8, 1.0],
+        "echo": [0.1, 0.2, 1.0],
+    }
+)
+
+
 @dataclass(frozen=True)
 class AuditCase:
     """The attributes of an audit that a report needs."""
 
     frame: pd.DataFrame
-    threshold: float | None = 3.0
-    noise_rate: float | None = 0.05
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"beta": 1.0, "alpha": 1.0})
-    descriptions: Mapping[str, str] = field(default_factory=lambda: {"error": "-log p of the given label in nats"})
+    headline: str = "A headline of the audit."
+    noise_rate: float = 0.05
+    weights: pd.DataFrame = field(default_factory=WEIGHTS.copy)
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"seed": 0})
+    descriptions: Mapping[str, str] = field(default_factory=lambda: {"score": "larger = more suspicious"})
+
+    @property
+    def ranked(self) -> pd.DataFrame:
+        return self.frame.sort_values("score", ascending=False, kind="stable")
 
 
 @dataclass(frozen=True)
@@ -61,25 +77,20 @@ class LargeReport:
 
 
 def make_audit(examples: int = 60, classes: int = 4, suspects: int = 30, seed: int = 0) -> AuditCase:
-    """Random scores, most suspicious first, with indices that differ from ranks."""
+    """Random scores in the order of the data; the suspects have the largest ones."""
     generator = np.random.default_rng(seed)
-    error, parametric = generator.exponential(2.0, examples), generator.exponential(0.5, examples)
-    order = np.argsort(-(error + parametric), kind="stable")
+    score = generator.normal(0, 3, examples)
     label = generator.integers(0, classes, examples)
     frame = pd.DataFrame(
         {
-            "rank": np.arange(1, examples + 1),
-            "index": order,
+            "index": np.arange(examples),
             "label": label,
-            "suggested_label": (label + generator.integers(1, classes, examples)) % classes,
-            "label_probability": np.exp(-error[order]),
-            "suggested_probability": generator.uniform(0, 1, examples) * (1 - np.exp(-error[order])),
-            "error": error[order],
-            "parametric_complexity": parametric[order],
-            "stochastic_complexity": (error + parametric)[order],
-            "label_complexity": (0.9 * (error + parametric))[order],
-            "surprise": generator.exponential(1.0, examples),
-            "is_suspect": np.arange(examples) < suspects,
+            "suggested": (label + generator.integers(1, classes, examples)) % classes,
+            "score": score,
+            "p_label": generator.uniform(0, 0.5, examples),
+            "p_suggested": generator.uniform(0, 0.5, examples),
+            "is_suspect": (-score).argsort().argsort() < suspects,
+            "label_complexity": generator.exponential(1.0, examples),
         }
     )
     return AuditCase(frame)

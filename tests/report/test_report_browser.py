@@ -17,7 +17,7 @@ import pytest
 from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, AuditCase, LargeReport, make_audit, make_curve
 
 from ifcomp.layers.inventory import Coverage, CoverageRow
-from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, build_report
+from ifcomp.report import ComplexityGroups, LayerNeighbours, Neighbour, Preview, ReliabilityPair, build_report
 
 ARGUMENTS = (
     "--headless",
@@ -97,7 +97,7 @@ def audit() -> AuditCase:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
-    first = int(audit.frame["index"][0])
+    first = int(audit.ranked["index"].iloc[0])
     return build_report(
         tmp_path_factory.mktemp("report") / "report.html",
         title="A small report",
@@ -105,6 +105,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
         calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05)),
         complexity=ComplexityGroups([0.1, 0.2], {"noise": [3.0, 4.0]}),
         explanations={first: [(7, 0.25, 1), (8, 0.5, 2), (9, -1.5, 3, Preview("text", "a contradiction"))]},
+        neighbours={first: [LayerNeighbours("conv", 0.8, (Neighbour(5, 2, Preview("text", "near")), Neighbour(6, 1)))]},
         previews={index: Preview("image", pixels[index], f"picture-{index:03d}.png") for index in range(60)},
         class_names=NAMES,
         coverage=Coverage((CoverageRow("0", "linear", "EKFAC", 3, True),)),
@@ -112,8 +113,14 @@ def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
     )
 
 
-def sorted_ranks(frame: Any, column: str, ascending: bool) -> list[int]:
+def with_ranks(audit: AuditCase) -> Any:
+    """The rows of an audit, most suspicious first, with a column ``rank``."""
+    return audit.ranked.assign(rank=range(1, len(audit.frame) + 1))
+
+
+def sorted_ranks(audit: AuditCase, column: str, ascending: bool) -> list[int]:
     """Ranks of the suspects, sorted by a column with pandas."""
+    frame = with_ranks(audit)
     suspects = frame[frame["is_suspect"]]
     return list(suspects.sort_values(column, ascending=ascending, kind="stable")["rank"])
 
@@ -135,23 +142,22 @@ def test_loads_without_messages_and_requests(browser: Any, report: Path) -> None
 def test_starts_with_the_most_suspicious_labels(opened: OpenedPage, audit: AuditCase) -> None:
     assert opened.ranks() == list(range(1, 13))
     assert opened.status() == "Showing 1 to 12 of 30 labels, page 1 of 3."
-    first = audit.frame.iloc[0]
+    first = audit.ranked.iloc[0]
     assert opened.column("label")[0] == NAMES[first["label"]]
-    assert opened.column("suggested_label")[0] == NAMES[first["suggested_label"]]
-    assert f"{first['stochastic_complexity']:.1f}" in opened.column("stochastic_complexity")[0]
+    assert opened.column("suggested")[0] == NAMES[first["suggested"]]
+    assert opened.column("score")[0] == f"{first['score']:.2f}"
     assert f"picture-{first['index']:03d}.png" in opened.column("index")[0]
-    assert "30 of 60 labels look wrong." in opened.page.inner_text("main")
+    assert audit.headline in opened.page.inner_text("main")
 
 
 def test_sorts_by_every_number(opened: OpenedPage, audit: AuditCase) -> None:
-    numbers = ("label_probability", "suggested_probability", "error", "parametric_complexity", "label_complexity")
-    for column in ("index", *numbers, "surprise"):
+    for column in ("index", "p_label", "p_suggested", "score", "label_complexity"):
         header = opened.page.locator(f"#table th[data-column={column}]")
         seen = []
         for _ in range(2):
             header.get_by_role("button").click()
             seen.append(header.get_attribute("aria-sort"))
-            assert opened.ranks() == sorted_ranks(audit.frame, column, seen[-1] == "ascending")[:12], column
+            assert opened.ranks() == sorted_ranks(audit, column, seen[-1] == "ascending")[:12], column
         assert sorted(seen) == ["ascending", "descending"]
         assert opened.page.locator("#table th[aria-sort]").count() == 1
 
@@ -167,15 +173,15 @@ def test_sorts_by_class_name(opened: OpenedPage) -> None:
 def test_keyboard(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
     page.focus("#export")
-    for _ in range(9):  # the ninth button of the table head
+    for _ in range(6):  # the sixth button of the table head
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Stochastic"
+    assert page.evaluate("document.activeElement.textContent") == "p suggested"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
-    assert page.locator("#table th[data-column=stochastic_complexity]").get_attribute("aria-sort") == "descending"
+    assert page.locator("#table th[data-column=p_suggested]").get_attribute("aria-sort") == "descending"
     page.keyboard.press("Enter")
-    assert opened.ranks() == sorted_ranks(audit.frame, "stochastic_complexity", True)[:12]
+    assert opened.ranks() == sorted_ranks(audit, "p_suggested", True)[:12]
     for _ in range(3):  # skips the next columns
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Details"
@@ -196,21 +202,21 @@ def test_skip_link_is_first(opened: OpenedPage) -> None:
 
 
 def test_filters_by_class_and_suspects(opened: OpenedPage, audit: AuditCase) -> None:
-    frame, page = audit.frame, opened.page
+    frame, page = with_ranks(audit), opened.page
     page.select_option("#size", "96")
     page.select_option("#given", label="bee")
     assert opened.ranks() == list(frame["rank"][frame["is_suspect"] & (frame["label"] == 1)])
     page.uncheck("#suspects")
     assert opened.ranks() == list(frame["rank"][frame["label"] == 1])
     page.select_option("#suggested", label="dog")
-    assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) & (frame["suggested_label"] == 3)])
+    assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) & (frame["suggested"] == 3)])
     page.click("#clear")
     assert opened.ranks() == list(range(1, 31))
 
 
 def test_confusions_are_filters(opened: OpenedPage, audit: AuditCase) -> None:
     suspects = audit.frame[audit.frame["is_suspect"]]
-    counts = suspects.groupby(["label", "suggested_label"]).size()
+    counts = suspects.groupby(["label", "suggested"]).size()
     chip = opened.page.locator(".chip").first
     assert chip.locator(".count").inner_text() == str(counts.max())
     chip.click()
@@ -221,11 +227,11 @@ def test_confusions_are_filters(opened: OpenedPage, audit: AuditCase) -> None:
 
 
 def test_searches_classes_indices_and_names(opened: OpenedPage, audit: AuditCase) -> None:
-    frame = audit.frame
+    frame = with_ranks(audit)
     opened.page.uncheck("#suspects")
     opened.page.select_option("#size", "96")
     opened.search("BEE")
-    assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) | (frame["suggested_label"] == 1)])
+    assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) | (frame["suggested"] == 1)])
     opened.search("picture-017")
     assert opened.ranks() == list(frame["rank"][frame["index"] == 17])
     opened.search("nothing like it")
@@ -267,11 +273,11 @@ def exported(opened: OpenedPage) -> list[dict[str, str]]:
 def test_export_is_filtered_and_sorted(opened: OpenedPage, audit: AuditCase) -> None:
     frame = audit.frame
     opened.page.select_option("#given", label="cat")
-    opened.page.locator("#table th[data-column=surprise] button").click()
+    opened.page.locator("#table th[data-column=label_complexity] button").click()
     rows = exported(opened)
-    expected = frame[frame["is_suspect"] & (frame["label"] == 2)].sort_values("surprise", ascending=False)
+    expected = frame[frame["is_suspect"] & (frame["label"] == 2)].sort_values("label_complexity", ascending=False)
     assert [int(row["index"]) for row in rows] == list(expected["index"])
-    for name in ("label_probability", "error", "stochastic_complexity", "label_complexity", "surprise"):
+    for name in ("p_label", "p_suggested", "score", "label_complexity"):
         assert [float(row[name]) for row in rows] == pytest.approx(list(expected[name]), rel=1e-5)
     assert {row["label_name"] for row in rows} == {"cat"}
     assert {row["label"] for row in rows} == {"2"}
@@ -282,11 +288,14 @@ def test_export_is_filtered_and_sorted(opened: OpenedPage, audit: AuditCase) -> 
 def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
     page.locator(".more").first.click()
-    first = audit.frame.iloc[0]
+    first = audit.ranked.iloc[0]
     body = page.inner_text("#details-body")
     assert page.inner_text("#details-heading") == f"Example {first['index']}"
-    assert f"Labelled {NAMES[first['label']]}, looks like {NAMES[first['suggested_label']]}." in body
-    assert f"{first['error']:.5g} nats" in body
+    assert f"Labelled {NAMES[first['label']]}, looks like {NAMES[first['suggested']]}." in body
+    assert f"{first['score']:.5g} nats" in body
+    assert "Nearest examples in layer conv (weight 0.80)" in body
+    near = page.locator(".examples.neighbours li").all_inner_texts()
+    assert ["near" in near[0], "cat #5" in near[0], "bee #6" in near[1], len(near)] == [True, True, True, 2]
     supporting = page.locator(".examples.supporting li").all_inner_texts()
     contradicting = page.locator(".examples.contradicting li").all_inner_texts()
     assert ["#8" in supporting[0], "#7" in supporting[1], len(supporting)] == [True, True, 2]
@@ -294,7 +303,7 @@ def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: A
     assert "a contradiction" in contradicting[0]
     assert "influence -1.5" in contradicting[0]
     page.keyboard.press("ArrowRight")
-    assert page.inner_text("#details-heading") == f"Example {audit.frame['index'][1]}"
+    assert page.inner_text("#details-heading") == f"Example {audit.ranked['index'].iloc[1]}"
     assert page.locator(".examples").count() == 0
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -354,8 +363,8 @@ def _luminance(color: list[int]) -> float:
 @pytest.mark.parametrize("names", [EVIL_NAMES, MORE_EVIL_NAMES], ids=["escapes", "more"])
 def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
     audit = make_audit(48, classes=len(names), suspects=48)
-    audit = replace(audit, settings={names[0]: names[1]}, descriptions={"error": names[2]})
-    index = audit.frame["index"].tolist()
+    audit = replace(audit, settings={names[0]: names[1]}, descriptions={"score": names[2]})
+    index = audit.ranked["index"].tolist()
     previews = {at: Preview("text", names[at % 6], names[(at + 1) % 6]) for at in index}
     previews |= {at: Preview("row", {names[1]: names[0]}, names[2]) for at in index[::2]}
     path = build_report(
@@ -375,7 +384,7 @@ def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...
     opened.page.select_option("#size", "96")
     shown = opened.page.locator("#rows td.label").all_text_contents()
     assert [text.replace("\udcff", "\ufffd") for text in shown] == [
-        names[label].replace("\udcff", "\ufffd") for label in audit.frame["label"]
+        names[label].replace("\udcff", "\ufffd") for label in audit.ranked["label"]
     ]
     for button in range(4):
         opened.page.locator(".more").nth(button).click()
@@ -399,7 +408,7 @@ def test_exported_text_is_not_a_formula(browser: Any, tmp_path: Path) -> None:
     others = ["-5", '"a", b', "plain", "two\nlines", "3.5"]
     names = formulas + others
     audit = make_audit(len(names), classes=len(names), suspects=len(names))
-    frame = audit.frame.assign(label=np.arange(len(names)))
+    frame = audit.frame.assign(label=np.arange(len(names)), score=-np.arange(len(names)))
     path = build_report(tmp_path / "r.html", title="t", audit=replace(audit, frame=frame), class_names=names)
     opened = OpenedPage(browser, path)
     assert [row["label_name"] for row in exported(opened)] == [*(f"'{name}" for name in formulas), *others]
@@ -415,8 +424,8 @@ def test_large_report_has_few_elements(browser: Any, large_report: LargeReport) 
     assert page.evaluate(count) < 1000
     page.click("#last")
     assert opened.ranks() == list(range(99_997, 100_001))
-    page.locator("#table th[data-column=surprise] button").click()
-    assert opened.ranks() == list(audit.frame.nlargest(12, "surprise")["rank"])
+    page.locator("#table th[data-column=p_label] button").click()
+    assert opened.ranks() == list(with_ranks(audit).nlargest(12, "p_label")["rank"])
     page.select_option("#given", "7")
     assert f" of {(audit.frame['label'] == 7).sum():,} labels" in opened.status()
     opened.search("4711")
@@ -450,10 +459,10 @@ def test_no_horizontal_scrolling_on_a_phone(browser: Any, tmp_path: Path, kind: 
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
     assert opened.page.locator("#as-cards").get_attribute("aria-pressed") == "true"
     assert not opened.page.locator("#table thead").is_visible()
-    opened.page.select_option("#sort", "surprise")
-    assert opened.ranks() == sorted_ranks(audit.frame, "surprise", False)[:12]
+    opened.page.select_option("#sort", "p_label")
+    assert opened.ranks() == sorted_ranks(audit, "p_label", False)[:12]
     opened.page.click("#direction")
-    assert opened.ranks() == sorted_ranks(audit.frame, "surprise", True)[:12]
+    assert opened.ranks() == sorted_ranks(audit, "p_label", True)[:12]
     opened.page.locator(".more").first.click()
     assert opened.page.evaluate("document.getElementById('details-body').scrollWidth <= innerWidth")
     opened.context.close()
@@ -464,7 +473,7 @@ def test_roles_for_screen_readers(opened: OpenedPage) -> None:
         opened.page.click(layout)
         table = opened.page.get_by_role("table", name="Suspicious labels")
         assert table.get_by_role("row").count() == (13 if layout == "#as-table" else 12)
-        assert table.get_by_role("row").last.get_by_role("cell").count() == 12
+        assert table.get_by_role("row").last.get_by_role("cell").count() == (9 if layout == "#as-table" else 8)
     assert opened.page.get_by_role("search").get_by_label("Given label").count() == 1
     assert opened.page.get_by_role("status").inner_text() == opened.status()
     assert opened.page.get_by_role("img", name="Reliability diagram").count() == 1

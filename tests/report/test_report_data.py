@@ -15,7 +15,16 @@ from report_cases import AuditCase, CurveCase, make_audit, make_curve
 
 from ifcomp.errors import DataError, LabelError, SettingError
 from ifcomp.layers.inventory import Coverage, CoverageRow
-from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, TrainingExample, collect
+from ifcomp.report import (
+    ComplexityGroups,
+    LayerNeighbours,
+    Neighbour,
+    Preview,
+    ReliabilityPair,
+    TrainingExample,
+    collect,
+    render,
+)
 from ifcomp.report.charts import histogram, log_ticks, reliability
 from ifcomp.report.images import thumbnail
 from ifcomp.report.payload import table_payload
@@ -31,8 +40,8 @@ def test_nothing_to_report_is_refused() -> None:
 
 def test_missing_columns_are_listed() -> None:
     audit = make_audit()
-    broken = replace(audit, frame=audit.frame.drop(columns=["surprise", "rank"]))
-    with pytest.raises(DataError, match="rank, surprise"):
+    broken = replace(audit, frame=audit.frame.drop(columns=["score", "suggested"]))
+    with pytest.raises(DataError, match="lacks the columns suggested, score"):
         collect(title="t", audit=broken)
 
 
@@ -48,7 +57,7 @@ def test_labels_must_be_integers() -> None:
         collect(title="t", audit=replace(audit, frame=audit.frame.assign(label=0.5)))
 
 
-@pytest.mark.parametrize("column", ["label", "suggested_label"])
+@pytest.mark.parametrize("column", ["label", "suggested"])
 def test_labels_outside_the_class_names_are_refused(column: str) -> None:
     audit = make_audit(classes=3)
     frame = audit.frame.assign(**{column: 2})
@@ -59,9 +68,12 @@ def test_labels_outside_the_class_names_are_refused(column: str) -> None:
         collect(title="t", audit=replace(audit, frame=audit.frame.assign(**{column: -1})))
 
 
-def test_labels_of_explanations_are_checked() -> None:
+def test_labels_of_explanations_and_neighbours_are_checked() -> None:
     with pytest.raises(LabelError, match="label 9"):
         collect(title="t", audit=make_audit(), class_names=list("abcd"), explanations={3: [(1, 0.5, 9)]})
+    near = {3: [LayerNeighbours("conv", 1.0, (Neighbour(1, 8),))]}
+    with pytest.raises(LabelError, match="label 8"):
+        collect(title="t", audit=make_audit(), class_names=list("abcd"), neighbours=near)
 
 
 def test_explanations_may_be_tuples() -> None:
@@ -102,28 +114,21 @@ def test_negative_max_previews_is_refused() -> None:
 # Text --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("suspects", "sentence"),
-    [
-        (0, "None of 1,500 labels looks wrong."),
-        (1, "1 of 1,500 labels looks wrong."),
-        (41, "41 of 1,500 labels look wrong."),
-    ],
-)
-def test_lead_counts_suspects(suspects: int, sentence: str) -> None:
-    assert lead(collect(title="t", audit=make_audit(1500, suspects=suspects))) == sentence
+def test_lead_is_the_headline_of_the_audit() -> None:
+    audit = replace(make_audit(), headline="41 of 1,500 labels are suspects.")
+    pair = ReliabilityPair(make_curve(0.1), make_curve(0.05))
+    assert lead(collect(title="t", audit=audit, calibration=pair)) == "41 of 1,500 labels are suspects."
+    assert "calibration error" in lead(collect(title="t", calibration=pair))
 
 
 def test_headlines_of_every_part() -> None:
     coverage = Coverage(
         (CoverageRow("0", "linear", "EKFAC", 300, True), CoverageRow("1", "linear", "left out", 100, False))
     )
-    audit = make_audit(200, suspects=10)
-    frame = audit.frame.assign(surprise=np.where(audit.frame["is_suspect"], 12.0, 1.0))
     result = headlines(
         collect(
             title="t",
-            audit=AuditCase(frame, threshold=2.5, noise_rate=0.04),
+            audit=replace(make_audit(200, suspects=10), noise_rate=0.04),
             calibration=ReliabilityPair(make_curve(0.094), make_curve(0.068)),
             complexity=ComplexityGroups([1.0, 2.0], {"a": [3.0, 4.0], "b": [0.5]}),
             coverage=coverage,
@@ -132,15 +137,12 @@ def test_headlines_of_every_part() -> None:
     figures = {item.name: item.figure for item in result}
     assert figures == {
         "Suspicious labels": "5%",
-        "Mean surprise": "1.55",  # (10 * 12 + 190) / 200
         "Calibration error": "0.094 → 0.068",
         "OOD detection": "66.7%",  # 3 and 4 are above 1 and 2, 0.5 is above neither: 4 of 6 pairs
         "Coverage": "75%",
     }
     sentences = " ".join(item.sentence for item in result)
-    assert "at least 2.5 nats" in sentences
     assert "share of wrong labels, is 4%" in sentences
-    assert "The mean of the suspects is 12." in sentences
     assert "falls from 0.094 to 0.068" in sentences
     assert "AUROC 0.667" in sentences
     assert "300 of the model's 400 parameters" in sentences
@@ -152,15 +154,9 @@ def test_calibration_that_does_not_improve_is_reported(after: float, expected: s
     assert expected in lead(data)
 
 
-def test_infinite_threshold_is_not_shown() -> None:
-    audit = replace(make_audit(suspects=0), threshold=math.inf, noise_rate=None)
-    first = headlines(collect(title="t", audit=audit))[0]
-    assert (first.figure, first.sentence) == ("0%", "")
-
-
 def test_confusions_count_suspects_only() -> None:
-    audit = make_audit(6, suspects=4)
-    frame = audit.frame.assign(label=[0, 1, 0, 0, 1, 1], suggested_label=[1, 0, 1, 2, 0, 0])
+    is_suspect = [True] * 4 + [False] * 2
+    frame = make_audit(6).frame.assign(label=[0, 1, 0, 0, 1, 1], suggested=[1, 0, 1, 2, 0, 0], is_suspect=is_suspect)
     result = confusions(AuditCase(frame))
     assert [(item.label, item.suggested, item.count) for item in result] == [(0, 1, 2), (1, 0, 1), (0, 2, 1)]
 
@@ -174,6 +170,7 @@ def test_hints_name_the_missing_parts() -> None:
         "provenance",
         "previews of the examples",
         "training examples behind a label",
+        "neighbours of the suspects",
     }
 
 
@@ -252,26 +249,36 @@ def _payload(audit: AuditCase, **parts: object) -> dict:
     return table_payload(audit, collect(title="t", audit=audit, **parts))  # type: ignore[arg-type]
 
 
-def test_columns_keep_order_and_six_digits() -> None:
+def test_columns_are_ranked_and_keep_six_digits() -> None:
     audit = make_audit(50)
     columns = _payload(audit)["columns"]
-    assert list(columns) == list(audit.frame.columns)
+    assert columns.pop("rank") == list(range(1, 51))
+    assert set(columns) == set(audit.frame.columns)
     for name, values in columns.items():
-        assert values == pytest.approx(audit.frame[name].astype(float).tolist(), rel=1e-5), name
-    assert columns["index"] == audit.frame["index"].tolist()
+        assert values == pytest.approx(audit.ranked[name].astype(float).tolist(), rel=1e-5), name
+    assert columns["index"] == audit.ranked["index"].tolist()
+    assert columns["score"] == sorted(columns["score"], reverse=True)
+
+
+def test_label_complexity_is_optional() -> None:
+    frame = make_audit(5).frame.drop(columns="label_complexity")
+    assert "label_complexity" not in _payload(AuditCase(frame))["columns"]
+    assert "Label complexity" not in render(collect(title="t", audit=AuditCase(frame)))
+    assert "Label complexity" in render(collect(title="t", audit=make_audit(5)))
 
 
 def test_values_that_are_not_finite() -> None:
     audit = make_audit(4)
-    frame = audit.frame.assign(error=[math.inf, -math.inf, math.nan, 2.0])
+    frame = audit.frame.assign(score=[math.inf, -math.inf, math.nan, 2.0])
     columns = _payload(AuditCase(frame))["columns"]
-    assert columns["error"] == ["Infinity", "-Infinity", None, 2]
+    assert columns["score"] == ["Infinity", 2, "-Infinity", None]  # a label that is not scored is last
+    assert columns["index"] == [0, 3, 1, 2]
     assert json.loads(json.dumps(columns, allow_nan=False)) == columns
 
 
 def test_classes_without_names_are_numbers() -> None:
     audit = make_audit(5, classes=3)
-    frame = audit.frame.assign(label=0, suggested_label=[1, 2, 1, 2, 1])
+    frame = audit.frame.assign(label=0, suggested=[1, 2, 1, 2, 1])
     assert _payload(AuditCase(frame))["classes"] == ["0", "1", "2"]
     named = _payload(AuditCase(frame), class_names=["a", "b", "c", "d"])
     assert named["classes"] == ["a", "b", "c", "d"]
@@ -281,14 +288,14 @@ def test_only_the_most_suspicious_examples_have_previews() -> None:
     audit = make_audit(30)
     previews = {index: Preview("text", f"text {index}", f"name {index}") for index in range(30)}
     payload = _payload(audit, previews=previews, max_previews=7)
-    assert list(payload["shown"]) == audit.frame["index"].head(7).tolist()
+    assert list(payload["shown"]) == audit.ranked["index"].head(7).tolist()
     for index, position in payload["shown"].items():
         assert payload["previews"][position] == {"kind": "text", "content": f"text {index}", "name": f"name {index}"}
 
 
 def test_equal_previews_are_stored_once() -> None:
     audit = make_audit(10)
-    suspect, other = audit.frame["index"].head(2).tolist()
+    suspect, other = audit.ranked["index"].head(2).tolist()
     previews = {suspect: Preview("text", "same"), other: Preview("text", "same")}
     payload = _payload(
         audit,
@@ -297,6 +304,13 @@ def test_equal_previews_are_stored_once() -> None:
     )
     assert [preview["content"] for preview in payload["previews"]] == ["same", "another"]
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
+
+
+def test_neighbours_by_layer() -> None:
+    near = LayerNeighbours("conv", 0.123456789, (Neighbour(7, 2, Preview("text", "same")), Neighbour(3, 0)))
+    payload = _payload(make_audit(10), previews={3: Preview("text", "of the audited data")}, neighbours={4: [near]})
+    assert payload["neighbours"] == {4: [["conv", 0.123457, [[7, 2, 1], [3, 0, None]]]]}
+    assert payload["previews"][1]["content"] == "same"
 
 
 def test_image_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +325,7 @@ def test_image_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_texts_and_rows_are_truncated() -> None:
     audit = make_audit(10)
-    first, second = audit.frame["index"].head(2).tolist()
+    first, second = audit.ranked["index"].head(2).tolist()
     wide = {f"column {number}": 1 / 3 for number in range(20)} | {"column 0": "y" * 100}
     shown = _payload(audit, previews={first: Preview("text", "x" * 5000), second: Preview("row", wide)})
     text, row = (preview["content"] for preview in shown["previews"])

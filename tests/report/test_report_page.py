@@ -18,6 +18,8 @@ from ifcomp.errors import StorageError
 from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import (
     ComplexityGroups,
+    LayerNeighbours,
+    Neighbour,
     Preview,
     ReliabilityPair,
     build_report,
@@ -59,14 +61,15 @@ def render_report(names: tuple[str, ...]) -> str:
     audit = make_audit(60, classes=len(names))
     previews = {index: Preview("text", names[index % len(names)], names[index % 3]) for index in range(60)}
     previews |= {index: Preview("row", {names[0]: names[1]}, names[2]) for index in range(0, 60, 3)}
-    suspect = int(audit.frame["index"][0])
+    suspect = int(audit.ranked["index"].iloc[0])
     return render(
         collect(
             title=names[3],
-            audit=replace(audit, settings={names[0]: names[1]}, descriptions={"error": names[2]}),
+            audit=replace(audit, headline=names[0], settings={names[0]: names[1]}, descriptions={"score": names[2]}),
             calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), names[0], names[1]),
             complexity=ComplexityGroups([1.0, 2.0], {names[0]: [3.0], names[2]: [4.0]}, names[1]),
             explanations={suspect: [(5, 1.0, 0, Preview("text", names[0], names[1]))]},
+            neighbours={suspect: [LayerNeighbours(names[0], 1.0, (Neighbour(5, 0, Preview("text", names[1])),))]},
             previews=previews,
             class_names=names,
             provenance={names[1]: names[2]},
@@ -150,7 +153,7 @@ def test_each_part_alone(part: str) -> None:
     assert ("complexity-title" in identifiers) == (part == "complexity")
     assert ("Coverage of every layer" in source) == (part == "coverage")
     for other, hint in {
-        "audit": "audit_labels(",
+        "audit": "audit=ifc.audit(loader)",
         "calibration": "ReliabilityPair(",
         "complexity": "ComplexityGroups(",
         "coverage": "coverage=ifc.coverage",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -12,31 +12,28 @@ from numpy.typing import ArrayLike, NDArray
 
 from ifcomp.errors import DataError, LabelError, SettingError
 from ifcomp.layers.coverage import Coverage
+from ifcomp.report.examples import LayerNeighbours, Preview, TrainingExample
 
 Floats = NDArray[np.float64]
-PreviewKind = Literal["image", "text", "row"]
 
-#: Columns of ``audit.frame`` in the report, in the order of the CSV export.
-INTEGER_COLUMNS = ("rank", "index", "label", "suggested_label")
-NUMBER_COLUMNS = (
-    "label_probability",
-    "suggested_probability",
-    "error",
-    "parametric_complexity",
-    "stochastic_complexity",
-    "label_complexity",
-    "surprise",
-)
+#: Columns that ``audit.frame`` must have.
+INTEGER_COLUMNS = ("index", "label", "suggested")
+NUMBER_COLUMNS = ("score", "p_label", "p_suggested")
 AUDIT_COLUMNS = (*INTEGER_COLUMNS, *NUMBER_COLUMNS, "is_suspect")
+
+#: Columns of numbers that ``audit.frame`` may have.
+OPTIONAL_COLUMNS = ("label_complexity",)
 
 
 class Audit(Protocol):
-    """A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`; larger = more suspicious, codelengths in nats.
+    """A label audit, such as `ifcomp.tasks.audit.LabelAudit`; larger = more suspicious, codelengths in nats.
 
     Attributes:
-        frame: One row per example, most suspicious first, with the columns of `AUDIT_COLUMNS`.
-        threshold: Smallest label complexity of a suspect in nats; None or infinite without suspects.
-        noise_rate: Given or estimated share of wrong labels, or None.
+        frame: One row per example, with the columns of `AUDIT_COLUMNS`.
+        ranked: The same rows, most suspicious first.
+        headline: Summary of the audit.
+        noise_rate: Estimated share of wrong labels.
+        weights: Members of the pool: layer, predictor, weight, support and echo.
         settings: Settings of the audit.
         descriptions: Meaning, direction and unit of the columns.
     """
@@ -44,9 +41,13 @@ class Audit(Protocol):
     @property
     def frame(self) -> pd.DataFrame: ...
     @property
-    def threshold(self) -> float | None: ...
+    def ranked(self) -> pd.DataFrame: ...
     @property
-    def noise_rate(self) -> float | None: ...
+    def headline(self) -> str: ...
+    @property
+    def noise_rate(self) -> float: ...
+    @property
+    def weights(self) -> pd.DataFrame: ...
     @property
     def settings(self) -> Mapping[str, Any]: ...
     @property
@@ -64,48 +65,6 @@ class Curve(Protocol):
     def count(self) -> ArrayLike: ...
     @property
     def ece(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class Preview:
-    """The display of an example.
-
-    Attributes:
-        kind: "image", "text" or "row".
-        content: A path, Pillow image or array ([H, W], [H, W, C] or [C, H, W]; floats in 0 ... 1, integers in
-            0 ... 255) for an image; a string for a text; a mapping of column names to values for a row.
-        name: File name or other identifier; shown and searched.
-    """
-
-    kind: PreviewKind
-    content: Any
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        """Check kind and content."""
-        if self.kind not in get_args(PreviewKind):
-            raise SettingError(f"The kind of a preview must be one of {get_args(PreviewKind)}, but is {self.kind!r}.")
-        if self.kind == "text" and not isinstance(self.content, str):
-            raise DataError(f"The content of a text preview must be a string, but is {type(self.content).__name__}.")
-        if self.kind == "row" and not isinstance(self.content, Mapping):
-            raise DataError(f"The content of a row preview must be a mapping, but is {type(self.content).__name__}.")
-
-
-@dataclass(frozen=True)
-class TrainingExample:
-    """A training example that supports or contradicts the label of a suspect.
-
-    Attributes:
-        index: Position in the training data.
-        influence: Positive if it supports the given label of the suspect, negative if it contradicts it.
-        label: Label of the training example.
-        preview: Preview of the training example; None stands for the preview of its index, if any.
-    """
-
-    index: int
-    influence: float
-    label: int
-    preview: Preview | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +107,7 @@ class ReportData:
     calibration: ReliabilityPair | None
     complexity: ComplexityGroups | None
     explanations: Mapping[int, tuple[TrainingExample, ...]]
+    neighbours: Mapping[int, tuple[LayerNeighbours, ...]]
     previews: Mapping[int, Preview]
     class_names: tuple[str, ...] | None
     provenance: Mapping[str, Any] | None
@@ -162,6 +122,7 @@ def collect(
     calibration: ReliabilityPair | None = None,
     complexity: ComplexityGroups | None = None,
     explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
+    neighbours: Mapping[int, Iterable[LayerNeighbours]] | None = None,
     previews: Mapping[int, Preview] | None = None,
     class_names: Sequence[str] | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -182,17 +143,28 @@ def collect(
         int(suspect): tuple(_as_training_example(suspect, example) for example in examples)
         for suspect, examples in (explanations or {}).items()
     }
+    near = {int(suspect): tuple(layers) for suspect, layers in (neighbours or {}).items()}
     names = None if class_names is None else tuple(map(str, class_names))
     if audit is not None:
         _check_audit(audit.frame)
-        _check_labels(audit.frame, explained, names)
+        _check_labels([*audit.frame["label"], *audit.frame["suggested"], *_example_labels(explained, near)], names)
     if calibration is not None:
         _check_curve("before", calibration.before)
         _check_curve("after", calibration.after)
     if complexity is not None:
         _check_groups(complexity.groups)
     return ReportData(
-        title, audit, calibration, complexity, explained, previews or {}, names, provenance, coverage, max_previews
+        title,
+        audit,
+        calibration,
+        complexity,
+        explained,
+        near,
+        previews or {},
+        names,
+        provenance,
+        coverage,
+        max_previews,
     )
 
 
@@ -218,11 +190,14 @@ def _check_audit(frame: pd.DataFrame) -> None:
         raise DataError(f"The columns {', '.join(not_integer)} of audit.frame must be integers.")
 
 
-def _check_labels(
-    frame: pd.DataFrame, explained: Mapping[int, tuple[TrainingExample, ...]], names: tuple[str, ...] | None
-) -> None:
-    labels = np.concatenate([frame["label"], frame["suggested_label"]]).tolist()
-    labels += [example.label for examples in explained.values() for example in examples]
+def _example_labels(
+    explained: Mapping[int, tuple[TrainingExample, ...]], near: Mapping[int, tuple[LayerNeighbours, ...]]
+) -> Iterator[int]:
+    yield from (example.label for examples in explained.values() for example in examples)
+    yield from (example.label for layers in near.values() for layer in layers for example in layer.examples)
+
+
+def _check_labels(labels: Sequence[int], names: tuple[str, ...] | None) -> None:
     if min(labels) < 0:
         raise LabelError(f"Labels must be at least 0, but one is {min(labels)}.")
     if names is not None and max(labels) >= len(names):

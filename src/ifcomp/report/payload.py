@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ifcomp.report.data import INTEGER_COLUMNS, NUMBER_COLUMNS, Audit, Preview, ReportData
+from ifcomp.report.data import INTEGER_COLUMNS, NUMBER_COLUMNS, OPTIONAL_COLUMNS, Audit, ReportData
+from ifcomp.report.examples import Preview
 from ifcomp.report.images import thumbnail
 
 #: Significant digits of numbers.
@@ -21,13 +22,15 @@ ROW_FIELDS = 16
 def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
     """Return the data of the page's script, as JSON types.
 
-    ``columns`` contains one list per column, ``previews`` the distinct previews, ``shown`` the position of the preview
-    by example index, and ``explanations`` lists of ``[index, influence, label, position or None]`` by example index.
+    ``columns`` contains one list per column, most suspicious label first, ``previews`` the distinct previews, and
+    ``shown`` the position of the preview by example index. ``explanations`` contains lists of
+    ``[index, influence, label, position or None]`` by example index, ``neighbours`` lists of
+    ``[layer, weight, [[index, label, position or None], ...]]``.
     """
     store = _PreviewStore()
     shown = {
         index: store.add(data.previews[index])
-        for index in audit.frame["index"].head(data.max_previews).tolist()
+        for index in audit.ranked["index"].head(data.max_previews).tolist()
         if index in data.previews
     }
     explanations = {
@@ -42,6 +45,17 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
         ]
         for suspect, examples in data.explanations.items()
     }
+    neighbours = {
+        suspect: [
+            [
+                layer.layer,
+                _number(layer.weight),
+                [[int(example.index), int(example.label), store.add(example.preview)] for example in layer.examples],
+            ]
+            for layer in layers
+        ]
+        for suspect, layers in data.neighbours.items()
+    }
     return {
         "columns": _columns(audit),
         "classes": class_texts(audit, data.class_names),
@@ -49,6 +63,7 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
         "previews": store.previews,
         "shown": shown,
         "explanations": explanations,
+        "neighbours": neighbours,
     }
 
 
@@ -56,13 +71,19 @@ def class_texts(audit: Audit, names: tuple[str, ...] | None) -> list[str]:
     """Return the names of the classes, or their numbers if there are no names, [K]."""
     if names is not None:
         return list(names)
-    return [str(label) for label in range(int(audit.frame[["label", "suggested_label"]].to_numpy().max()) + 1)]
+    return [str(label) for label in range(int(audit.frame[["label", "suggested"]].to_numpy().max()) + 1)]
 
 
 def _columns(audit: Audit) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: audit.frame[name].tolist() for name in INTEGER_COLUMNS}
-    columns |= {name: [_number(value) for value in audit.frame[name].tolist()] for name in NUMBER_COLUMNS}
-    return columns | {"is_suspect": audit.frame["is_suspect"].astype(int).tolist()}
+    """Return the columns of the page by name, most suspicious label first. ``rank`` counts from 1."""
+    frame = audit.ranked
+    numbers = (*NUMBER_COLUMNS, *(name for name in OPTIONAL_COLUMNS if name in frame.columns))
+    return {
+        "rank": list(range(1, len(frame) + 1)),
+        **{name: frame[name].tolist() for name in INTEGER_COLUMNS},
+        **{name: [_number(value) for value in frame[name].tolist()] for name in numbers},
+        "is_suspect": frame["is_suspect"].astype(int).tolist(),
+    }
 
 
 def _number(value: float) -> float | int | str | None:

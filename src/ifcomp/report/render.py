@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
@@ -22,15 +21,8 @@ from ifcomp._version import __version__
 from ifcomp.io.files import atomic_write
 from ifcomp.layers.coverage import Coverage
 from ifcomp.report import charts, summary
-from ifcomp.report.data import (
-    Audit,
-    ComplexityGroups,
-    Preview,
-    ReliabilityPair,
-    ReportData,
-    TrainingExample,
-    collect,
-)
+from ifcomp.report.data import Audit, ComplexityGroups, ReliabilityPair, ReportData, collect
+from ifcomp.report.examples import LayerNeighbours, Preview, TrainingExample
 from ifcomp.report.payload import class_texts, table_payload
 
 #: Headings of the columns.
@@ -38,14 +30,11 @@ COLUMN_TITLES = {
     "rank": "Rank",
     "index": "Example",
     "label": "Given",
-    "suggested_label": "Suggested",
-    "label_probability": "p given",
-    "suggested_probability": "p suggested",
-    "error": "Error",
-    "parametric_complexity": "Parametric",
-    "stochastic_complexity": "Stochastic",
-    "label_complexity": "Label",
-    "surprise": "Surprise",
+    "suggested": "Suggested",
+    "p_label": "p given",
+    "p_suggested": "p suggested",
+    "score": "Score, nats",
+    "label_complexity": "Label complexity",
 }
 
 _ENVIRONMENT = Environment(
@@ -66,6 +55,7 @@ def build_report(
     calibration: ReliabilityPair | None = None,
     complexity: ComplexityGroups | None = None,
     explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
+    neighbours: Mapping[int, Iterable[LayerNeighbours]] | None = None,
     previews: Mapping[int, Preview] | None = None,
     class_names: Sequence[str] | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -80,11 +70,12 @@ def build_report(
     Args:
         path: File to write.
         title: Heading of the report.
-        audit: A label audit, such as `ifcomp.tasks.mislabel.LabelAudit`.
+        audit: A label audit, such as `ifcomp.tasks.audit.LabelAudit`.
         calibration: Reliability curves before and after calibration.
         complexity: Complexities [N] in nats of in-distribution and OOD inputs, such as `ifcomp.tasks.ood.OOD_COLUMN`.
         explanations: Training examples that support and contradict the label of a suspect, by index of the suspect;
             each a `TrainingExample` or a tuple of its fields.
+        neighbours: Nearest examples of a suspect per layer, largest weight first, by index of the suspect.
         previews: Previews of examples by index; the most suspicious ones are used.
         class_names: Names of the classes 0 ... K-1.
         provenance: Origin of the results, such as the result of `current_provenance`.
@@ -106,6 +97,7 @@ def build_report(
             calibration=calibration,
             complexity=complexity,
             explanations=explanations,
+            neighbours=neighbours,
             previews=previews,
             class_names=class_names,
             provenance=provenance,
@@ -134,11 +126,10 @@ def render(data: ReportData) -> str:
         classes=[] if audit is None else class_texts(audit, data.class_names),
         payload=None if audit is None else _json(table_payload(audit, data)),
         reliability=None if data.calibration is None else charts.reliability(data.calibration),
-        threshold_chart=None if audit is None else _threshold_chart(audit),
         complexity_chart=None if data.complexity is None else charts.histogram(data.complexity.groups),
-        threshold=None if audit is None else summary.finite_threshold(audit),
         separations=_separations(data.complexity),
-        columns=[{"name": name, "title": title} for name, title in COLUMN_TITLES.items()],
+        layers=[] if audit is None else audit.weights.to_dict("records"),
+        columns=[] if audit is None else _column_titles(audit),
         version=__version__,
     )
 
@@ -179,10 +170,12 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _threshold_chart(audit: Audit) -> charts.Histogram | None:
-    values = audit.frame["label_complexity"].to_numpy(dtype=np.float64)
-    values = values[np.isfinite(values)]
-    return charts.histogram({"all labels": values}, summary.finite_threshold(audit)) if values.size else None
+def _column_titles(audit: Audit) -> list[dict[str, str]]:
+    return [
+        {"name": name, "title": title}
+        for name, title in COLUMN_TITLES.items()
+        if name == "rank" or name in audit.frame.columns
+    ]
 
 
 def _separations(complexity: ComplexityGroups | None) -> list[float | None]:

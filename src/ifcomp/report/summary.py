@@ -31,20 +31,15 @@ class Confusion:
 
 
 def lead(data: ReportData) -> str:
-    """Return the first sentence of the report."""
-    if data.audit is not None:
-        suspects, total = int(data.audit.frame["is_suspect"].sum()), len(data.audit.frame)
-        if suspects == 0:
-            return f"None of {total:,} labels looks wrong."
-        return f"{suspects:,} of {total:,} labels {'looks' if suspects == 1 else 'look'} wrong."
-    return headlines(data)[0].sentence
+    """Return the first sentences of the report: the headline of the audit, if any."""
+    return headlines(data)[0].sentence if data.audit is None else data.audit.headline
 
 
 def headlines(data: ReportData) -> tuple[Headline, ...]:
     """Return the main results, most important first."""
     result: list[Headline] = []
     if data.audit is not None:
-        result += [_noise(data.audit), _surprise(data.audit)]
+        result.append(_noise(data.audit))
     if data.calibration is not None:
         result.append(_calibration(data.calibration))
     if data.complexity is not None:
@@ -64,14 +59,14 @@ def headlines(data: ReportData) -> tuple[Headline, ...]:
 def confusions(audit: Audit, at_most: int = 8) -> tuple[Confusion, ...]:
     """Return the most frequent pairs of given and suggested label among the suspects, most frequent first."""
     suspects = audit.frame[audit.frame["is_suspect"].astype(bool)]
-    pairs = Counter(zip(suspects["label"].tolist(), suspects["suggested_label"].tolist(), strict=True))
+    pairs = Counter(zip(suspects["label"].tolist(), suspects["suggested"].tolist(), strict=True))
     return tuple(Confusion(*pair, count) for pair, count in pairs.most_common(at_most))
 
 
 def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
     """Return the missing parts, each with the option or argument that adds it."""
     parts: dict[str, tuple[object, str]] = {
-        "suspicious labels": (data.audit, "audit=ifcomp.tasks.mislabel.audit_labels(ifc.score(loader))"),
+        "suspicious labels": (data.audit, "audit=ifc.audit(loader)"),
         "calibration": (
             data.calibration,
             "ifcomp report --held-out DATA --calibrated RUN, or calibration=ReliabilityPair(before, after)",
@@ -91,32 +86,20 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
                 data.explanations or None,
                 "explanations={suspect: [TrainingExample(index, influence, label)]}",
             ),
+            "neighbours of the suspects": (
+                data.neighbours or None,
+                "neighbours={suspect: [LayerNeighbours(layer, weight, (Neighbour(index, label),))]}",
+            ),
         }
     return tuple((name, how) for name, (part, how) in parts.items() if part is None)
 
 
-def finite_threshold(audit: Audit) -> float | None:
-    """Return the smallest label complexity of a suspect in nats, or None without suspects."""
-    return audit.threshold if audit.threshold is not None and math.isfinite(audit.threshold) else None
-
-
 def _noise(audit: Audit) -> Headline:
-    sentences = []
-    threshold = finite_threshold(audit)
-    if threshold is not None:
-        sentences.append(f"Suspects have a label complexity of at least {_short(threshold)} nats.")
-    if audit.noise_rate is not None:
-        sentences.append(f"The noise rate, the share of wrong labels, is {_short(100 * audit.noise_rate)}%.")
-    return Headline("Suspicious labels", f"{_short(100 * audit.frame['is_suspect'].mean())}%", " ".join(sentences))
-
-
-def _surprise(audit: Audit) -> Headline:
-    surprise = audit.frame["surprise"].to_numpy(dtype=np.float64)
-    suspect = audit.frame["is_suspect"].to_numpy(dtype=bool)
-    sentence = "1 is the mean of the training data; larger = more surprising."
-    if suspect.any() and not suspect.all():
-        sentence = f"The mean of the suspects is {_short(surprise[suspect].mean())}. {sentence}"
-    return Headline("Mean surprise", _short(surprise.mean()), sentence)
+    return Headline(
+        "Suspicious labels",
+        f"{_short(100 * audit.frame['is_suspect'].mean())}%",
+        f"The estimated noise rate, the share of wrong labels, is {_short(100 * audit.noise_rate)}%.",
+    )
 
 
 def _calibration(pair: ReliabilityPair) -> Headline:

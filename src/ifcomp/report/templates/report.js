@@ -29,16 +29,12 @@
   // Data ------------------------------------------------------------------------------------------------------------
 
   const data = JSON.parse(byId("data").textContent);
-  const NUMBERS = [
-    "label_probability", "suggested_probability", "error", "parametric_complexity", "stochastic_complexity",
-    "label_complexity", "surprise",
-  ];
   const columns = data.columns;
-  for (const name of NUMBERS) {
+  const hasComplexity = "label_complexity" in columns;
+  for (const name of ["score", "p_label", "p_suggested", ...(hasComplexity ? ["label_complexity"] : [])]) {
     columns[name] = Float64Array.from(columns[name], (value) => (value === null ? NaN : Number(value)));
   }
   const total = columns.rank.length;
-  const largestComplexity = columns.stochastic_complexity.reduce((most, value) => (value < Infinity && value > most ? value : most), 0);
   const classOrder = new Float64Array(data.classes.length);
   data.classes
     .map((name, position) => [name, position])
@@ -84,7 +80,7 @@
     const named = data.classes.map((name) => name.toLowerCase().includes(query));
     const matches = [];
     for (let row = 0; row < total; row++) {
-      const label = columns.label[row], other = columns.suggested_label[row];
+      const label = columns.label[row], other = columns.suggested[row];
       if (suspects && !columns.is_suspect[row]) continue;
       if (given !== "" && label !== Number(given)) continue;
       if (suggested !== "" && other !== Number(suggested)) continue;
@@ -96,7 +92,7 @@
   }
 
   function sortedRows(matches) {
-    const isClass = state.sort === "label" || state.sort === "suggested_label";
+    const isClass = state.sort === "label" || state.sort === "suggested";
     const column = columns[state.sort];
     const sign = state.descending ? -1 : 1;
     const key = (row) => {
@@ -130,16 +126,6 @@
     return element("dl", { class: "fields" }, ...items);
   }
 
-  function complexityBar(row) {
-    const container = element("span", { class: "bar", "aria-hidden": "true" });
-    for (const name of ["error", "parametric_complexity"]) {
-      const part = element("span", { class: name });
-      part.style.width = `${Math.min(100, (100 * columns[name][row]) / largestComplexity) || 0}%`;
-      container.append(part);
-    }
-    return container;
-  }
-
   const headers = [...document.querySelectorAll("#table th[data-column]")];
   const titles = Object.fromEntries(headers.map((header) => [header.dataset.column, header.textContent]));
   const cell = (name, ...children) => (
@@ -157,14 +143,11 @@
       cell("rank", formatInteger(columns.rank[row])),
       cell("index", element("div", { class: "example" }, previewElement(preview, false), caption)),
       cell("label", bdi(className(columns.label[row]))),
-      cell("suggested_label", bdi(className(columns.suggested_label[row]))),
-      cell("label_probability", formatProbability(columns.label_probability[row])),
-      cell("suggested_probability", formatProbability(columns.suggested_probability[row])),
-      cell("error", formatNumber(columns.error[row])),
-      cell("parametric_complexity", formatNumber(columns.parametric_complexity[row])),
-      cell("stochastic_complexity", element("span", { class: "value" }, formatNumber(columns.stochastic_complexity[row])), complexityBar(row)),
-      cell("label_complexity", element("span", { class: "value" }, formatNumber(columns.label_complexity[row]))),
-      cell("surprise", `${formatNumber(columns.surprise[row])}×`),
+      cell("suggested", bdi(className(columns.suggested[row]))),
+      cell("p_label", formatProbability(columns.p_label[row])),
+      cell("p_suggested", formatProbability(columns.p_suggested[row])),
+      cell("score", element("span", { class: "value" }, formatNumber(columns.score[row]))),
+      ...(hasComplexity ? [cell("label_complexity", formatNumber(columns.label_complexity[row]))] : []),
       cell("open", more));
     if (columns.is_suspect[row]) line.classList.add("suspect");
     return line;
@@ -223,16 +206,16 @@
 
   function renderDetails() {
     const row = rows[opened], index = columns.index[row];
-    const given = className(columns.label[row]), suggested = className(columns.suggested_label[row]);
+    const given = className(columns.label[row]), suggested = className(columns.suggested[row]);
     const preview = previewOf(row);
     byId("details-heading").textContent = `Example ${index}`;
     byId("details-previous").disabled = opened === 0;
     byId("details-next").disabled = opened === rows.length - 1;
-    const verdict = element("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested_label"), ".");
+    const verdict = element("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested"), ".");
     const name = preview && preview.name ? [element("p", { class: "caption" }, bdi(preview.name))] : [];
     const shown = preview ? [previewElement(preview, true)] : [];
     const head = element("div", { class: "large" }, ...shown, element("div", {}, ...name, verdict));
-    byId("details-body").replaceChildren(head, factList(row), ...explanationLists(index));
+    byId("details-body").replaceChildren(head, factList(row), ...neighbourLists(index), ...explanationLists(index));
     byId("details-body").scrollTop = 0;
   }
 
@@ -240,16 +223,24 @@
     const list = element("dl", { class: "facts" });
     const add = (name, value) => list.append(element("dt", {}, name), element("dd", {}, value));
     add("rank", formatInteger(columns.rank[row]));
-    add("probability of the given label", formatPrecisely(columns.label_probability[row]));
-    add("probability of the suggested label", formatPrecisely(columns.suggested_probability[row]));
-    add("error", `${formatPrecisely(columns.error[row])} nats`);
-    add("parametric complexity", `${formatPrecisely(columns.parametric_complexity[row])} nats`);
-    add("stochastic complexity", `${formatPrecisely(columns.stochastic_complexity[row])} nats`);
-    add("label complexity", `${formatPrecisely(columns.label_complexity[row])} nats`);
-    add("surprise, relative to the training data", `${formatPrecisely(columns.surprise[row])}×`);
+    add("score", `${formatPrecisely(columns.score[row])} nats`);
+    add("probability of the given label", formatPrecisely(columns.p_label[row]));
+    add("probability of the suggested label", formatPrecisely(columns.p_suggested[row]));
+    if (hasComplexity) add("label complexity", `${formatPrecisely(columns.label_complexity[row])} nats`);
     add("suspect", columns.is_suspect[row] ? "yes" : "no");
     return list;
   }
+
+  function neighbourLists(index) {
+    return (data.neighbours[index] || []).flatMap(([layer, weight, examples]) => [
+      element("h3", {}, "Nearest examples in layer ", bdi(layer), ` (weight ${weight.toFixed(2)})`),
+      element("ul", { class: "examples neighbours" }, ...examples.map(([position, label, preview]) => (
+        element("li", {}, previewElement(data.previews[preview], false), exampleCaption(label, position))))),
+    ]);
+  }
+
+  const exampleCaption = (label, position) => (
+    element("span", {}, bdi(className(label), "label"), element("span", { class: "number" }, ` #${position}`)));
 
   function explanationLists(index) {
     const examples = (data.explanations[index] || []).map(([position, influence, label, preview]) => (
@@ -270,7 +261,7 @@
     strength.style.width = `${(100 * Math.abs(example.influence)) / strongest}%`;
     return element("li", {},
       previewElement(example.preview, false),
-      element("span", {}, bdi(className(example.label), "label"), element("span", { class: "number" }, ` #${example.position}`)),
+      exampleCaption(example.label, example.position),
       element("span", { class: "influence" }, `influence ${example.influence > 0 ? "+" : ""}${Number(example.influence.toPrecision(3))}`),
       strength);
   }
@@ -290,10 +281,10 @@
       if (name === "is_suspect") return columns[name][row] ? "true" : "false";
       return Number.isNaN(columns[name][row]) ? "" : String(columns[name][row]);
     };
-    const lines = [[...names, ...(data.named ? ["label_name", "suggested_label_name"] : []), "name"].join(",")];
+    const lines = [[...names, ...(data.named ? ["label_name", "suggested_name"] : []), "name"].join(",")];
     for (const row of rows) {
       const fields = names.map((name) => field(name, row));
-      if (data.named) fields.push(csvField(className(columns.label[row])), csvField(className(columns.suggested_label[row])));
+      if (data.named) fields.push(csvField(className(columns.label[row])), csvField(className(columns.suggested[row])));
       const preview = previewOf(row);
       fields.push(csvField(preview ? preview.name : ""));
       lines.push(fields.join(","));
@@ -310,7 +301,7 @@
   // Event handlers --------------------------------------------------------------------------------------------------
 
   function sortBy(name) {
-    state.descending = state.sort === name ? !state.descending : !["rank", "index", "label", "suggested_label"].includes(name);
+    state.descending = state.sort === name ? !state.descending : !["rank", "index", "label", "suggested"].includes(name);
     state.sort = name;
     refresh();
   }
