@@ -63,7 +63,7 @@ COMMANDS = (
     "nothing",
 )
 OPTIONS = (
-    *("--damping", "--beta", "--max-memory", "--layers", "--mean", "--std", "--fraction", "--noise-rate", "--drop"),
+    *("--damping", "--beta", "--max-memory", "--layers", "--mean", "--std", "--max-suspects", "--data", "--drop"),
     *("--image-size", "--batch-size", "--grey", "--label-column", "--feature-columns", "--weights", "--model", "--out"),
     *(
         "--alpha",

@@ -57,12 +57,11 @@ def commands(project: Project) -> dict[str, tuple[list[str], list[str]]]:
     return {
         "fit": (fit, ["run.ifcomp", "run.ifcomp.json"]),
         "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.csv"]),
-        "audit": (["audit", "run.ifcomp", "gated:Gated"], ["audit.csv"]),
     }
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("name", ["fit", "score", "audit"])
+@pytest.mark.parametrize("name", ["fit", "score"])
 def test_repeated_command_resumes(run: Project, name: str, how: signal.Signals) -> None:
     command, outputs = commands(run)[name]
     every = ["--checkpoint-every", "0" if how is signal.SIGKILL else "3600"]

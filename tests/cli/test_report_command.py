@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from project import Project, check_refused, ifcomp, run_json
 
-from ifcomp import IFComp, Relative
-from ifcomp.tasks.mislabel import AUDIT_DAMPING
+from ifcomp import IFComp
+from ifcomp.tasks.audit import AUDIT_DAMPING
 from ifcomp.tasks.ood import OOD_DAMPING
 
 
@@ -32,15 +32,17 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_all_parts(run: Project, parts: dict[str, Any]) -> None:
     assert ifcomp("calibrate", "run.ifcomp", "npz:valid.npz", "--betas", "2").exit_code == 0
     options = ["--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz", "--calibrated", "calibrated.ifcomp"]
-    content = run_json("report", "run.ifcomp", *options, "--fraction", "0.05", "--title", "My <digits>")
-    assert content["suspects"] == 10
+    content = run_json("report", "run.ifcomp", *options, "--title", "My <digits>")
     page = Path("report.html").read_text()
+    assert content["headline"] == parts["audit"].headline
+    assert content["headline"] in page
+    assert content["suspects"] == len(parts["audit"].suspects) > 5
     assert "My &lt;digits&gt;" in page
     assert "digit 3" in page
     assert str(run.folder) not in page
-    audit = parts["audit"].frame
+    audit = parts["audit"].ranked
     assert list(parts["previews"]) == audit["index"].tolist()[:200]
-    index = audit["index"][7]
+    index = audit["index"].iloc[7]
     np.testing.assert_array_equal(parts["previews"][index].content, run.arrays("train")[0][index].numpy())
     ifc = IFComp.load("run.ifcomp", run.network())
     groups = parts["complexity"].groups
@@ -60,7 +62,7 @@ def test_all_parts(run: Project, parts: dict[str, Any]) -> None:
 
 
 def test_explanations_of_the_suspects(run: Project, parts: dict[str, Any]) -> None:
-    assert ifcomp("report", "run.ifcomp", "--fraction", "0.05").exit_code == 0
+    assert ifcomp("report", "run.ifcomp").exit_code == 0
     suspects = parts["audit"].suspects["index"].tolist()
     assert list(parts["explanations"]) == suspects
     x, y = run.arrays("train")
@@ -74,21 +76,30 @@ def test_explanations_of_the_suspects(run: Project, parts: dict[str, Any]) -> No
     np.testing.assert_array_equal(examples[0].preview.content, x[examples[0].index].numpy())
 
 
-def test_explanations_use_the_damping_of_the_audit(run: Project, parts: dict[str, Any]) -> None:
-    arguments = ("--fraction", "0.05", "--damping", "relative:0.01", "--report", "a.html")
-    assert ifcomp("audit", "run.ifcomp", *arguments).exit_code == 0
-    suspect = parts["audit"].suspects["index"].tolist()[:1]
-    x, y = run.arrays("train")
-    ifc = IFComp.load("run.ifcomp", run.network())
-    effects = [
-        ifc.explain(x[suspect], y[suspect], [(x, y)], k=4, positions=suspect, damping=damping).frame["effect"]
-        for damping in (Relative(0.01), AUDIT_DAMPING)
-    ]
-    influences = [example.influence for example in parts["explanations"][suspect[0]]]
-    np.testing.assert_allclose(influences, effects[0], rtol=1e-3)
-    assert not np.allclose(influences, effects[1], rtol=0.1)
+def test_neighbours_of_the_suspects(run: Project, parts: dict[str, Any]) -> None:
+    assert ifcomp("report", "run.ifcomp").exit_code == 0
+    audit, (x, y) = parts["audit"], run.arrays("train")
+    assert list(parts["neighbours"]) == audit.suspects["index"].tolist()
+    suspect, layers = next(iter(parts["neighbours"].items()))
+    expected = audit.neighbours(suspect)
+    assert [layer.layer for layer in layers] == expected["layer"].tolist()
+    assert [layer.weight for layer in layers] == expected["weight"].tolist()
+    for layer, near in zip(layers, expected["neighbours"], strict=True):
+        assert [example.index for example in layer.examples] == near[:4]
+        assert all(example.label == y[example.index] for example in layer.examples)
+        np.testing.assert_array_equal(layer.examples[0].preview.content, x[near[0]].numpy())
 
 
+def test_neighbours_are_examples_of_the_reference(run: Project, parts: dict[str, Any]) -> None:
+    arguments = ("audit", "run.ifcomp", "--reference", "npz:valid.npz", "--report", "a.html")
+    assert ifcomp(*arguments).exit_code == 0
+    x, y = run.arrays("valid")
+    near = next(iter(parts["neighbours"].values()))[0].examples[0]
+    assert near.label == y[near.index]
+    np.testing.assert_array_equal(near.preview.content, x[near.index].numpy())
+
+
+@pytest.mark.filterwarnings("ignore:Only 2 of 5 predictors carry the audit")
 def test_other_data_has_no_explanations(run: Project, parts: dict[str, Any]) -> None:
     assert ifcomp("report", "run.ifcomp", "npz:valid.npz").exit_code == 0
     assert parts["explanations"] is None
@@ -105,8 +116,16 @@ def test_labels_only(run: Project, parts: dict[str, Any]) -> None:
 
 def test_audit_with_report(run: Project, parts: dict[str, Any]) -> None:
     assert run_json("audit", "run.ifcomp", "--report", "a.html")["written"] == ["audit.csv", "a.html"]
-    assert parts["audit"].settings["damping"] == "Relative(multiple=10.0)"
-    assert Path("a.html").read_text().startswith("<!")
+    assert parts["audit"].headline in Path("a.html").read_text()
+    assert parts["audit"].frame["label_name"][3].startswith("digit ")
+
+
+def test_audit_without_a_run_reports_no_fit(project: Project, parts: dict[str, Any]) -> None:
+    arguments = ("--model", project.model, "--weights", "net.safetensors", "--data", "npz:train.npz")
+    assert run_json("audit", *arguments, "--report", "a.html")["written"] == ["audit.csv", "a.html"]
+    assert (parts["coverage"], parts["explanations"]) == (None, None)
+    assert list(parts["neighbours"]) == parts["audit"].suspects["index"].tolist()
+    assert "run" not in parts["provenance"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +136,7 @@ def test_audit_with_report(run: Project, parts: dict[str, Any]) -> None:
         (["--calibrated", "run.ifcomp", "--held-out", "npz:valid.npz"], "is not calibrated"),
         (["--held-out", "npz:gone.npz"], "no file 'gone.npz'"),
         (["--strange", "npz:gone.npz"], "no file 'gone.npz'"),
-        (["--fraction", "0.1", "--noise-rate", "0.1"], "not both"),
+        (["--fraction", "0.1"], "No such option: --fraction"),
         (["npz:unlabelled.npz"], "has no labels"),
     ],
 )
@@ -143,8 +162,8 @@ def test_texts_of_different_lengths_have_no_explanations(project: Project, parts
         "            for step in range(4)]\n"
     )
     assert ifcomp("fit", "texts:Mean", "texts:data").exit_code == 0
-    result = ifcomp("report", "run.ifcomp", "--fraction", "0.5")
+    result = ifcomp("report", "run.ifcomp")
     assert result.exit_code == 0, result.output
     assert "Warning: The report does not explain suspects: inputs of 'texts:data'" in result.stderr
     assert parts["explanations"] == {}
-    assert parts["previews"][int(parts["audit"].frame["index"][0])].kind == "text"
+    assert parts["previews"][int(parts["audit"].ranked["index"].iloc[0])].kind == "text"

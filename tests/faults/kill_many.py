@@ -63,7 +63,6 @@ FIT = ["fit", "net:build", "net:Digits", "--checkpoint-every", "0.1"]
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "fit": (FIT, ["run.ifcomp", "run.ifcomp.json"]),
     "score": (["score", "run.ifcomp", "--checkpoint-every", "0.1"], ["scores.csv"]),
-    "audit": (["audit", "run.ifcomp", "--checkpoint-every", "0.1"], ["audit.csv"]),
     "reproduce": (["reproduce", "pruning", "--out", "results"], ["results/pruning/digits/result.json"]),
 }
 
@@ -100,7 +99,7 @@ def kill_repeatedly(command: str, kills: int, seed: int, folder: Path) -> Tally:
     """
     moments, tally = random.Random(f"{command} {seed}"), Tally()
     (folder / "net.py").write_text(MODULE)
-    if command in ("score", "audit"):
+    if command == "score":
         Process(FIT, folder).end()
     kept = _names(folder)
     arguments, outputs = COMMANDS[command]
@@ -222,7 +221,7 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=25, help="number of kills per command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commands", default="fit,score,audit", help=f"commands to kill, of {', '.join(COMMANDS)}")
+    parser.add_argument("--commands", default="fit,score", help=f"commands to kill, of {', '.join(COMMANDS)}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tallies = {}

@@ -1,9 +1,9 @@
-"""``ifcomp audit``: find wrong training labels."""
+"""``ifcomp audit``: find wrong labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -20,113 +20,150 @@ from ifcomp.cli.output import (
     table,
     write_table,
 )
+from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
-    from ifcomp.data.sources import Source
-    from ifcomp.tasks.mislabel import LabelAudit
+    from ifcomp.tasks.audit import LabelAudit
 
-EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --out audit.csv --top 20"
+EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --top 20 --report audit.html"
+
+#: Longest name or text in the printed table.
+NAME_CHARACTERS = 40
+
+#: Largest number of layers that are listed.
+MAX_LISTED = 6
 
 
 def audit(
-    path: options.RunPath,
     model: options.ModelOptions,
     reading: options.DataOptions,
-    suspects: options.SuspectOptions,
-    data: options.TrainingData = None,
+    path: options.OptionalRunPath = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help=f"Labelled data to audit: {options.DATA_FORM}.",
+            show_default="the training data of the run",
+        ),
+    ] = None,
+    named_data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DATA", help="Labelled data to audit, the same as the argument DATA."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="Labelled data on which the predictors are fitted, such as trusted labels.",
+            show_default="the audited data, each example left out of its prediction",
+        ),
+    ] = None,
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="Table of all labels, most suspicious first: .csv or .parquet.")
+        str, typer.Option(metavar="FILE", help="Table of all labels in the order of the data: .csv or .parquet.")
     ] = "audit.csv",
-    top: Annotated[int, typer.Option(min=0, help="Number of labels to print.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of labels to print, most suspicious first.")] = 10,
     max_suspects: Annotated[
         int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects.")
     ] = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write the page of 'ifcomp report', .html.")
     ] = None,
-    damping: options.DampingText = None,
-    checkpoint_every: options.CheckpointEvery = 60.0,
+    max_memory: options.MaxMemory = None,
 ) -> Outcome:
-    """Rank training labels by suspicion and flag those that are probably wrong.
+    """Find wrong labels from the evidence of all layers.
 
-    Labels are ranked by label complexity: the stochastic complexity of the given label if the suggested label is the
-    only alternative, in nats. Larger = more suspicious. The table also has the loss (error) and the stochastic
-    complexity over all labels.
+    No fit is needed: ifcomp audit --model net:build --weights net.safetensors --data npz:train.npz
+
+    Every layer predicts each label from the other examples. Layers that have memorised the labels get little weight.
+    The score is log p(suggested) - log p(label) of the pooled predictions in nats. Larger = more suspicious. With a run
+    the table also has label complexity.
     """
     from ifcomp.cli.report import write_report
-    from ifcomp.cli.run import check_labelled, open_run, resumable
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
+    from ifcomp.cli.run import check_labelled, open_run
 
     check_target(out, TABLE_SUFFIXES)
     if report is not None:
         check_target(report, (".html",))
-    chosen_damping = options.parse_damping(damping, AUDIT_DAMPING)
+    if data is not None and named_data is not None:
+        raise SettingError("Give the data once: as the argument DATA or with --data.")
+    if path is None and (model.model is None or (data or named_data) is None):
+        raise SettingError(
+            "Give a run, or a model and data: --model package.module:factory --weights FILE --data DATA."
+        )
     run = open_run(path, model)
-    with resumable(checkpoint_every, out, *([report] if report else [])) as checkpoint:
-        source = run.open_data(data, reading)
-        check_labelled(source)
-        ifc = run.load_predictor(source)
-        scores = ifc.score(source.batches(), damping=chosen_damping, checkpoint=checkpoint)
-        result = audit_labels(scores, fraction=suspects.fraction, noise_rate=suspects.noise_rate)
-        written = {out: f"all {len(result.frame):,} labels, most suspicious first"}
-        if report is not None:
-            write_report(report, run, ifc, source, result, chosen_damping)
-            written[report] = "the report: open it in a browser"
-        write_table(out, result.frame, result.descriptions, result.settings, source)
-    count, names = len(result.suspects), run.class_names(source)
-    facts = {
-        "run": path,
-        "data": source.spec,
-        "examples": len(result.frame),
-        "suspects": count,
-        "noise_rate": result.noise_rate,
-        "threshold": result.threshold,
-        "settings": dict(result.settings),
-        "class_names": names,
-        "max_suspects": max_suspects,
-        "top": records(result.frame.head(top), source),
-    }
+    source = run.open_data(data or named_data, reading)
+    trusted = None if reference is None else run.open_data(reference, reading, secondary=True)
+    sources = [source] if trusted is None else [source, trusted]
+    for opened in sources:
+        check_labelled(opened)
+    ifc = run.load_predictor(*sources)
+    result = ifc.audit(
+        source.batches(), reference=None if trusted is None else trusted.batches(), max_memory=max_memory
+    ).with_names(run.class_names(source), source.names or source.texts)
+    written = {out: f"all {len(result.frame):,} labels in the order of the data"}
+    write_table(out, result.frame, result.descriptions, result.settings, source)
+    if report is not None:
+        write_report(report, run, ifc, source, result, reference=trusted)
+        written[report] = "the report: open it in a browser"
+    rows, names, reason = records(result.ranked.head(top), source), run.class_names(source), _gate(result, max_suspects)
+    inputs = {"run": path, "model": run.model, "data": source.spec, "reference": reference}
     return Outcome(
-        facts,
-        [paragraph(_summary(result, source)), *_top_table(result, source, names, top)],
+        {**inputs, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
+        [paragraph(result.headline), *_top_table(result, rows, names), *([paragraph(reason)] if reason else [])],
         written,
-        {} if report else {f"ifcomp report {path}": "the same with pictures, in a browser"},
-        GATE if max_suspects is not None and count > max_suspects else 0,
+        {} if report or path is None else {f"ifcomp report {path}": "the same with pictures, in a browser"},
+        GATE if reason else 0,
     )
 
 
-def _summary(result: LabelAudit, source: Source) -> str:
-    from ifcomp.tasks.mislabel import AUDIT_BETA, EVEN_ODDS
-
-    suspects, settings = len(result.suspects), result.settings
-    text = f"{suspects:,} of {len(result.frame):,} labels of {source.spec} are suspects"
-    if not suspects:
-        text += "."
-    elif settings["noise_rate_estimated"] and settings["fraction"] is None:
-        text += f": the model finds another label more likely (label complexity above {EVEN_ODDS:.2f} nats)."
-    else:
-        text += f": label complexity of at least {result.threshold:.3g} nats."
-    if settings["noise_rate_estimated"]:
-        text += f" An estimated {100 * result.noise_rate:.1f} % of the labels are wrong, more if the model has"
-        text += " memorised wrong labels."
-    if settings["beta"] != AUDIT_BETA:
-        text += f" The run was fitted at beta {settings['beta']:g}; audits work best at {AUDIT_BETA:g}."
-    if not suspects:
-        text += " The first labels of the table are still worth checking if the model has memorised its labels."
-    return text
+def _gate(result: LabelAudit, max_suspects: int | None) -> str | None:
+    """Return why the command exits with `GATE`, or None if it does not."""
+    count = len(result.suspects)
+    if max_suspects is None or count <= max_suspects:
+        return None
+    return f"Exit code {GATE}: {count:,} suspects, but --max-suspects allows {max_suspects:,}."
 
 
-def _top_table(result: LabelAudit, source: Source, names: Sequence[str] | None, top: int) -> list[RenderableType]:
-    rows = [
+def _facts(result: LabelAudit, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "headline": result.headline,
+        "examples": len(result.frame),
+        "suspects": len(result.suspects),
+        "noise_rate": result.noise_rate,
+        "memorised": result.memorised,
+        "weights": result.weights.to_dict("records"),
+        "settings": dict(result.settings),
+        "top": [{**row, "neighbours": result.neighbours(row["index"]).to_dict("records")} for row in rows],
+    }
+
+
+def _top_table(result: LabelAudit, rows: Sequence[dict[str, Any]], names: Sequence[str] | None) -> list[RenderableType]:
+    if not rows:
+        return []
+    cells = [
         (
-            row["name"],
+            _shortened(row["name"]),
             class_name(row["label"], names),
-            class_name(row["suggested_label"], names),
-            f"{row['label_probability']:.3f}",
-            f"{row['suggested_probability']:.3f}",
-            f"{row['label_complexity']:.2f}",
+            class_name(row["suggested"], names),
+            f"{row['p_label']:.3f}",
+            f"{row['p_suggested']:.3f}",
+            f"{row['score']:.2f}",
+            _disagreement(result, row),
         )
-        for row in records(result.frame.head(top), source)
+        for row in rows
     ]
-    columns = ("most suspicious", "label", "suggested", "p(label)", "p(suggested)", "nats")
-    return [table(columns, rows, left=3)] if rows else []
+    columns = ("name", "label", "suggested", "p(label)", "p(suggested)", "nats", "neighbours that disagree")
+    layers = result.neighbours(0)["layer"].tolist()
+    listed = ", ".join(layers) if len(layers) <= MAX_LISTED else f"{len(layers)} layers, see --json"
+    note = f"Neighbours are the nearest examples in every layer that carries the audit: {listed}."
+    return [table(columns, cells, left=3), paragraph(note)]
+
+
+def _disagreement(result: LabelAudit, row: dict[str, Any]) -> str:
+    """Count the neighbours with another label, over all layers that carry the audit."""
+    labels = [label for near in result.neighbours(row["index"])["neighbour_labels"] for label in near]
+    return f"{sum(label != row['label'] for label in labels)} of {len(labels)}"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= NAME_CHARACTERS else f"{name[: NAME_CHARACTERS - 1]}…"

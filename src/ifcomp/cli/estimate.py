@@ -38,12 +38,11 @@ def estimate(
     Memory does not include model and data.
     """
     from ifcomp import estimation
-    from ifcomp.cli.model import check_model, load_model
+    from ifcomp.cli.model import load_checked_model
     from ifcomp.data.sources import IndexedBatches, open_source
 
     source = open_source(data, reading.parse())
-    network = load_model(model, weights, device)
-    num_classes = check_model(network, source, model)
+    network, num_classes = load_checked_model(model, weights, device, source)
     count = len(source) if examples is None and isinstance(source.data, IndexedBatches) else examples
     result = estimation.estimate(
         network,

@@ -53,7 +53,7 @@ def fit(
     Writes the run and its record: the names of model, weights and data, which the other commands read.
     """
     from ifcomp import IFComp
-    from ifcomp.cli.model import check_model, load_model
+    from ifcomp.cli.model import load_checked_model
     from ifcomp.cli.record import Record, record_path
     from ifcomp.cli.run import resumable, write_run
     from ifcomp.data.sources import open_source
@@ -66,8 +66,7 @@ def fit(
         check_target(target)
     with resumable(checkpoint_every, out, record_path(out)) as checkpoint:
         source = open_source(data, reading_options)
-        network = load_model(model, weights, device)
-        num_classes = check_model(network, source, model)
+        network, num_classes = load_checked_model(model, weights, device, source)
         ifc = IFComp(
             network,
             beta,

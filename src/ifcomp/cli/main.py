@@ -139,6 +139,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="[bold]Example:[/bold] ifcomp demo",
 )
 

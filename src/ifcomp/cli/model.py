@@ -63,6 +63,20 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
         raise SettingError(f"The model cannot run on --device '{device}': {_first_line(error)}.") from error
 
 
+def load_checked_model(spec: str, weights: str | None, device: str, *sources: Source) -> tuple[nn.Module, int]:
+    """Load a model as `load_model` does, check it on data, and return it with its number of classes K.
+
+    Args:
+        spec: ``package.module:factory``.
+        weights: File of the weights, or None.
+        device: Device of the model.
+        *sources: Data that the model is checked on, at least one.
+    """
+    model = load_model(spec, weights, device)
+    num_classes = [check_model(model, source, spec) for source in sources]
+    return model, num_classes[0]
+
+
 # Weights -------------------------------------------------------------------------------------------------------------
 
 

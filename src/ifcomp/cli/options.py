@@ -30,6 +30,10 @@ EXACT_UP_TO = 100
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="File written by 'ifcomp fit'.")]
+OptionalRunPath = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="File written by 'ifcomp fit'. Without it give --model and --data."),
+]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"The model: {MODEL_FORM}.")]
 FitData = Annotated[str, typer.Argument(metavar="DATA", help=f"The training data: {DATA_FORM}.")]
 TrainingData = Annotated[
@@ -211,30 +215,6 @@ class DataOptions:
             label_column=self.label_column,
             feature_columns=parse_names(self.feature_columns),
         )
-
-
-@dataclass(frozen=True)
-class SuspectOptions:
-    """Number of labels that an audit flags as suspects. By default it flags the labels that the model contradicts."""
-
-    noise_rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Known share of wrong labels; this share is flagged.",
-            show_default="estimated; labels that the model contradicts are flagged",
-        ),
-    ] = None
-    fraction: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Share of labels to flag, while the noise rate is still estimated."),
-    ] = None
-
-    def __post_init__(self) -> None:
-        """Refuse two answers to the same question."""
-        if self.fraction is not None and self.noise_rate is not None:
-            raise SettingError("Give --fraction or --noise-rate, not both: each sets the number of suspects.")
 
 
 # Text on the command line --------------------------------------------------------------------------------------------

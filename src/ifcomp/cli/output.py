@@ -173,14 +173,15 @@ def write_table(
 
     Args:
         path: File to write.
-        frame: The table, with a column ``index``. A column ``name`` is inserted after it if the examples have names.
+        frame: The table, with a column ``index``. A column ``name`` is inserted after it if the examples have names
+            and the table has no such column.
         descriptions: Meaning of each column, stored in Parquet files.
         settings: Settings that the table was computed with, stored in Parquet files.
         source: The data that the rows belong to.
     """
     from ifcomp.scores import write_csv, write_parquet
 
-    if source.names is not None:
+    if source.names is not None and "name" not in frame.columns:
         names = [source.names[index] for index in frame["index"]]
         frame = frame.copy()
         frame.insert(frame.columns.tolist().index("index") + 1, "name", names)

@@ -17,26 +17,30 @@ if TYPE_CHECKING:
 
     from ifcomp import IFComp
     from ifcomp.cli.run import Run
-    from ifcomp.curvature.factors import Damping
     from ifcomp.data.sources import Source
-    from ifcomp.report import ComplexityGroups, ReliabilityPair, TrainingExample
-    from ifcomp.tasks.mislabel import LabelAudit
+    from ifcomp.report import ComplexityGroups, LayerNeighbours, ReliabilityPair, TrainingExample
+    from ifcomp.tasks.audit import LabelAudit
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"
 
 #: Number of suspicious examples with a preview.
 MAX_PREVIEWS = 200
 
-#: Number of suspects with influential training examples, and the number of supporting and of contradicting ones each.
+#: Number of suspects with neighbours and influential training examples.
 MAX_EXPLAINED = 50
+
+#: Number of supporting and of contradicting training examples of a suspect.
 EXAMPLES_PER_SIDE = 4
+
+#: Number of layers with neighbours of a suspect, and the number of neighbours per layer.
+MAX_LAYERS = 3
+MAX_NEIGHBOURS = 4
 
 
 def report(
     path: options.RunPath,
     model: options.ModelOptions,
     reading: options.DataOptions,
-    suspects: options.SuspectOptions,
     data: options.TrainingData = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="The page, .html.")] = "report.html",
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
@@ -58,7 +62,6 @@ def report(
 ) -> Outcome:
     """Write one self-contained HTML file with suspicious labels, calibration, complexity and coverage."""
     from ifcomp.cli.run import check_labelled, open_run
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
     check_target(out, (".html",))
     if calibrated is not None and held_out is None:
@@ -73,15 +76,14 @@ def report(
     if calibrated is not None and held_out_source is not None:
         check_labelled(held_out_source)
         parts["calibration"] = _reliability(open_run(calibrated, model), held_out_source)
-    scores = ifc.score(source.batches(), damping=AUDIT_DAMPING)
-    audit = audit_labels(scores, fraction=suspects.fraction, noise_rate=suspects.noise_rate)
+    audit = ifc.audit(source.batches())
     if held_out_source is not None or ood_sources:
         parts["complexity"] = _complexity(ifc, held_out_source or source, ood_sources)
-    write_report(out, run, ifc, source, audit, AUDIT_DAMPING, title=title, **parts)
-    count, examples = len(audit.suspects), len(audit.frame)
+    write_report(out, run, ifc, source, audit, title=title, **parts)
+    facts = {"headline": audit.headline, "examples": len(audit.frame), "suspects": len(audit.suspects)}
     return Outcome(
-        {"run": path, "data": source.spec, "examples": examples, "suspects": count},
-        [paragraph(f"{count:,} of {examples:,} labels of {source.spec} are suspects.")],
+        {"run": path, "data": source.spec, **facts},
+        [paragraph(audit.headline)],
         {out: "the report: open it in a browser"},
     )
 
@@ -117,13 +119,15 @@ def write_report(
     ifc: IFComp,
     source: Source,
     audit: LabelAudit,
-    damping: Damping,
     *,
+    reference: Source | None = None,
     title: str | None = None,
     calibration: ReliabilityPair | None = None,
     complexity: ComplexityGroups | None = None,
 ) -> None:
-    """Write the report of an audit. If the data is the training data, suspects come with influential examples.
+    """Write the report of an audit.
+
+    Suspects are shown with their neighbours and, after a fit on the same data, with influential training examples.
 
     Args:
         path: File to write.
@@ -131,46 +135,74 @@ def write_report(
         ifc: Predictor of the run.
         source: The audited data.
         audit: Its audit.
-        damping: Damping of the audit.
+        reference: Data on which the predictors of the audit are fitted; None stands for the audited data.
         title: Heading of the page.
         calibration: Reliability curves, as in `build_report`.
         complexity: Complexity of in-distribution and OOD inputs, as in `build_report`.
     """
     from ifcomp.report import build_report, current_provenance
 
-    previewed = audit.frame["index"].head(MAX_PREVIEWS).tolist()
-    explanations = None
-    if run.is_training_data(source.spec):
-        explanations = explain_suspects(ifc, source, audit.suspects["index"].head(MAX_EXPLAINED).tolist(), damping)
+    previewed = audit.ranked["index"].head(MAX_PREVIEWS).tolist()
+    suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
+    is_explained = ifc.factors is not None and run.is_training_data(source.spec)
+    named = {} if run.path is None else {"run": run.path}
     build_report(
         path,
         title=title or f"Labels of {source.spec}",
         audit=audit,
         calibration=calibration,
         complexity=complexity,
-        explanations=explanations,
+        explanations=explain_suspects(ifc, source, suspects) if is_explained else None,
+        neighbours=find_neighbours(audit, suspects, reference or source),
         previews=dict(zip(previewed, source.preview(previewed), strict=True)),
         class_names=run.class_names(source),
         provenance=current_provenance(
-            run=run.path, model=run.model, weights=run.weights, data=source.spec, seed=ifc.settings.seed
+            **named, model=run.model, weights=run.weights, data=source.spec, seed=ifc.settings.seed
         ),
-        coverage=ifc.coverage,
+        coverage=None if ifc.factors is None else ifc.coverage,
         max_previews=MAX_PREVIEWS,
     )
 
 
-def explain_suspects(
-    ifc: IFComp, training: Source, suspects: Sequence[int], damping: Damping
-) -> dict[int, tuple[TrainingExample, ...]]:
+def find_neighbours(
+    audit: LabelAudit, suspects: Sequence[int], reference: Source
+) -> dict[int, tuple[LayerNeighbours, ...]]:
+    """Return the nearest examples of each suspect in the layers of largest weight.
+
+    Args:
+        audit: The audit.
+        suspects: Positions in the audited data.
+        reference: Data that the neighbours belong to.
+    """
+    from ifcomp.report import LayerNeighbours, Neighbour
+
+    tables = {suspect: audit.neighbours(suspect).head(MAX_LAYERS) for suspect in suspects}
+    shown = {index for rows in tables.values() for near in rows["neighbours"] for index in near[:MAX_NEIGHBOURS]}
+    previews = dict(zip(sorted(shown), reference.preview(sorted(shown)), strict=True))
+
+    def examples(indices: Sequence[int], labels: Sequence[int]) -> tuple[Neighbour, ...]:
+        pairs = list(zip(indices, labels, strict=True))[:MAX_NEIGHBOURS]
+        return tuple(Neighbour(index, label, previews[index]) for index, label in pairs)
+
+    return {
+        suspect: tuple(
+            LayerNeighbours(row["layer"], row["weight"], examples(row["neighbours"], row["neighbour_labels"]))
+            for row in rows.to_dict("records")
+        )
+        for suspect, rows in tables.items()
+    }
+
+
+def explain_suspects(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict[int, tuple[TrainingExample, ...]]:
     """Return the training examples that most support and most contradict the label of each suspect, strongest first.
 
     Args:
         ifc: Predictor fitted on the training data.
         training: The training data.
         suspects: Positions in the training data.
-        damping: Damping of the audit.
     """
     from ifcomp.report import TrainingExample
+    from ifcomp.tasks.audit import AUDIT_DAMPING
 
     if not suspects:
         return {}
@@ -179,7 +211,7 @@ def explain_suspects(
     except DataError as error:
         warnings.warn(f"The report does not explain suspects: {error}", stacklevel=2)
         return {}
-    explanation = ifc.explain(x, y, training.batches(), k=EXAMPLES_PER_SIDE, positions=suspects, damping=damping)
+    explanation = ifc.explain(x, y, training.batches(), k=EXAMPLES_PER_SIDE, positions=suspects, damping=AUDIT_DAMPING)
     indices = sorted({int(index) for index in explanation.frame["index"]})
     previews = dict(zip(indices, training.preview(indices), strict=True))
     return {

@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from ifcomp import IFComp
-from ifcomp.cli.model import check_model, load_model
+from ifcomp.cli.model import load_checked_model
 from ifcomp.cli.options import DataOptions, ModelOptions
 from ifcomp.cli.record import Record, read_record, record_path, write_record
 from ifcomp.data.batches import as_batches
@@ -31,15 +31,15 @@ from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reli
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run whose record has been read. No user code has been imported yet.
+    """A run whose record has been read, or a model without a run. No user code has been imported yet.
 
     Attributes:
-        path: The file written by ``ifcomp fit``.
+        path: The file written by ``ifcomp fit``; None without a run.
         options: The model options of the command line.
         record: The record of the run, or None if there is none or it is not trusted.
     """
 
-    path: str
+    path: str | None
     options: ModelOptions
     record: Record | None
 
@@ -54,10 +54,10 @@ class Run:
         return self.options.weights or (self.record.weights if self.record else None)
 
     def load_predictor(self, *sources: Source) -> IFComp:
-        """Load the model, check it on each of the sources, and load the fit."""
-        model = load_model(self.model, self.weights, self.options.device)
-        for source in sources:
-            check_model(model, source, self.model)
+        """Load the model, check it on each of the sources, and load the fit, if any."""
+        model, _ = load_checked_model(self.model, self.weights, self.options.device, *sources)
+        if self.path is None:
+            return IFComp(model, skip_uncovered=True)
         ifc = IFComp.load(self.path, model)
         if self.record is not None and read_record(self.path) != self.record:
             raise StorageError(f"'{self.path}' was replaced by another fit while it was read. Run this again.")
@@ -76,7 +76,8 @@ class Run:
                 this kind of data are ignored instead of refused.
         """
         record = self.record
-        name = spec or (record.data if record is not None else self._refuse("the data"))
+        missing = "the data" if self.path else "the data with --data"
+        name = spec or (record.data if record is not None else self._refuse(missing))
         names = record.class_names if record is not None and labelled else None
         source = open_source(name, self._data_options(name, reading, secondary), class_names=names, labelled=labelled)
         if spec is None and record and isinstance(source.data, IndexedBatches) and len(source) != record.examples:
@@ -100,7 +101,7 @@ class Run:
         """Return alpha and keep_argmax as chosen by ``ifcomp calibrate``."""
         if self.record is not None and self.record.alpha is not None:
             return self.record.alpha, self.record.keep_argmax
-        if self.record is None and read_record(self.path) is not None:
+        if self.record is None and self.path is not None and read_record(self.path) is not None:
             self._refuse("the calibration with --alpha")
         raise SettingError(f"'{self.path}' is not calibrated. Use the run that 'ifcomp calibrate RUN DATA' writes.")
 
@@ -125,6 +126,8 @@ class Run:
 
     def _refuse(self, missing: str) -> NoReturn:
         """Raise an error: something must be named because the record is missing or not trusted."""
+        if self.path is None:
+            raise SettingError(f"There is no run, so name {missing}.")
         record = read_record(self.path)
         if record is None:
             raise SettingError(
@@ -138,8 +141,10 @@ class Run:
         )
 
 
-def open_run(path: str, options: ModelOptions) -> Run:
-    """Read the record of a run and decide whether it is trusted."""
+def open_run(path: str | None, options: ModelOptions) -> Run:
+    """Read the record of a run and decide whether it is trusted. None stands for a model without a run."""
+    if path is None:
+        return Run(None, options, None)
     if not os.path.isfile(path):
         raise StorageError(f"There is no run '{path}'. Create one with 'ifcomp fit MODEL DATA --out {path}'.")
     record = read_record(path)

@@ -88,6 +88,7 @@ class Source:
         labels: All labels [N] if they are known before a pass over the data, else None.
         class_names: Names of the classes 0 ... K-1 if known, else None.
         names: Names of the examples, such as file paths, else None.
+        texts: Texts of the examples if known, else None.
     """
 
     spec: str
@@ -96,6 +97,7 @@ class Source:
     labels: Tensor | None = None
     class_names: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
+    texts: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Number of examples. Counting the data of a factory takes one pass."""

@@ -49,7 +49,7 @@ def open_factory(request: SourceRequest) -> Source:
     def previews(indices: Sequence[int]) -> list[Preview]:
         return _input_previews(data, indices) if texts is None else _text_previews(spec, texts, indices)
 
-    return Source(spec, data, previews, None, class_names)
+    return Source(spec, data, previews, None, class_names, texts=texts)
 
 
 def _string_attribute(data: Any, name: str) -> tuple[str, ...] | None:
