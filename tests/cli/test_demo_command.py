@@ -42,7 +42,7 @@ def check_networks(networks: dict[str, Any]) -> None:
 def check_audit(audit: dict[str, Any]) -> None:
     assert (audit["examples"], audit["flipped"]) == (1000, 50)
     assert audit["chance"] == {"found": 2.5, "auroc": 0.5}
-    for score in ("complexity", "loss"):
+    for score in ("score", "loss"):
         assert 0.75 * audit["flipped"] < audit[score]["found"] <= audit["flipped"]
         assert 0.95 < audit[score]["auroc"] <= 1
     assert 0.75 * audit["suspected"] < audit["suspected_flipped"] <= audit["flipped"]
@@ -50,8 +50,9 @@ def check_audit(audit: dict[str, Any]) -> None:
     suspects = audit["suspects"]
     assert len(suspects) == 5
     assert sum(suspect["flipped"] for suspect in suspects) >= 4
-    complexities = [suspect["complexity"] for suspect in suspects]
-    assert complexities == sorted(complexities, reverse=True)
+    scores = [suspect["score"] for suspect in suspects]
+    assert scores == sorted(scores, reverse=True)
+    assert f"{audit['suspected']} of 1,000 labels are suspects" in audit["headline"]
     assert all(suspect["given"] != suspect["suggested"] for suspect in suspects if suspect["flipped"])
     data = demo_study.load_data(0)
     for suspect in suspects:
@@ -86,7 +87,8 @@ def check_text(content: dict[str, Any]) -> None:
         assert expected in text
     for row in (*content["out_of_distribution"]["rows"], *content["calibration"]["rows"]):
         assert row["name"] in text
-    assert f"{content['audit']['complexity']['auroc']:.3f}" in text
+    assert f"{content['audit']['score']['auroc']:.3f}" in text
+    assert content["audit"]["headline"] in " ".join(text.split())
 
 
 def test_data() -> None:

@@ -28,17 +28,15 @@ def demo(
 
     from ifcomp import IFComp
     from ifcomp.cli import demo_study as study
-    from ifcomp.tasks.mislabel import AUDIT_DAMPING, audit_labels
 
     started = time.perf_counter()
     torch.set_num_threads(1)  # the tensors are too small for several threads
     data = study.load_data(seed)
     with Console(stderr=True).status("Training a network on digits of which 5 % have a wrong label") as status:
         noisy = study.train(data.training, 7, seed)  # wrong labels are learnt last, so training stops early
-        ifc = IFComp(noisy, fisher="exact", seed=seed).fit(data.training.batches(), progress=False)
-        audit = audit_labels(ifc.score(data.training.batches(), damping=AUDIT_DAMPING, progress=False))
+        audit = IFComp(noisy, seed=seed).audit(data.training.batches(), progress=False)
         status.update("Training again without the suspects")
-        kept = data.training.select(~audit.frame.sort_values("index")["is_suspect"].to_numpy())
+        kept = data.training.select(~audit.frame["is_suspect"].to_numpy())
         network = study.train(kept, 40, seed)
         status.update("Detecting OOD inputs and calibrating predictions")
         ifc = IFComp(network, fisher="exact", seed=seed).fit(kept.batches(), progress=False)
@@ -53,7 +51,7 @@ def demo(
             "accuracy": study.accuracy(noisy, data.test),
             "accuracy_cleaned": study.accuracy(network, data.test),
         },
-        "audit": study.judge_audit(audit, data),
+        "audit": study.judge_audit(audit, noisy, data),
         "out_of_distribution": {"rows": ood},
         "calibration": calibration,
         "seconds": time.perf_counter() - started,
@@ -63,7 +61,7 @@ def demo(
 
 def _shown(facts: dict[str, Any]) -> list[RenderableType]:
     networks, audit, calibration = facts["networks"], facts["audit"], facts["calibration"]
-    ood, rankings = facts["out_of_distribution"]["rows"], ("complexity", "loss", "chance")
+    ood, rankings = facts["out_of_distribution"]["rows"], ("score", "loss", "chance")
     columns = [(metric, form) for metric in ("ece", "nll") for form in ("softmax", "temperature", "pnml")]
     return [
         paragraph(
@@ -71,7 +69,8 @@ def _shown(facts: dict[str, Any]) -> list[RenderableType]:
             f"{networks['covered']:,} of {networks['parameters']:,} parameters covered, test accuracy "
             f"{networks['accuracy']:.1%}. It has memorised {networks['memorised']:.0%} of the wrong labels."
         ),
-        _heading("1. Which labels are wrong?", "Label complexity in nats; larger = more suspicious."),
+        _heading("1. Which labels are wrong?", "Score of the audit in nats; larger = more suspicious."),
+        paragraph(audit["headline"]),
         table(
             ("ranked by", f"wrong labels among the first {audit['flipped']}", "AUROC"),
             [(name, f"{audit[name]['found']:g}", f"{audit[name]['auroc']:.3f}") for name in rankings],
@@ -109,7 +108,7 @@ def _pictures(suspects: list[dict[str, Any]]) -> Table:
     pictures = []
     for suspect in suspects:
         truth = ("wrong label", "red") if suspect["flipped"] else ("original label", "green")
-        caption = f"\nlabelled {suspect['given']}\nsuggested {suspect['suggested']}\n{suspect['complexity']:.1f} nats\n"
+        caption = f"\nlabelled {suspect['given']}\nsuggested {suspect['suggested']}\n{suspect['score']:.1f} nats\n"
         pictures.append(Text.assemble(draw(suspect["pixels"]), caption, truth))
     grid.add_row(*pictures)
     return grid

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Generator, Tensor, nn
 
 from ifcomp import IFComp
+from ifcomp.tasks.audit import LabelAudit
 from ifcomp.tasks.calibration import calibration_summary
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tasks.mislabel import AUDIT_COLUMN, LabelAudit
 from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tasks.simple_scores import loss
 from ifcomp.tuning import tune
 
 
@@ -123,25 +125,25 @@ def accuracy(network: nn.Module, digits: Digits) -> float:
 # The three questions -------------------------------------------------------------------------------------------------
 
 
-def judge_audit(audit: LabelAudit, data: Data) -> dict[str, Any]:
+def judge_audit(audit: LabelAudit, network: nn.Module, data: Data) -> dict[str, Any]:
     """Count flipped labels among the suspects and at the top of three rankings."""
     flipped, total = data.flipped, int(data.flipped.sum())
 
-    def judge_ranking(column: str) -> dict[str, float]:
-        ranked = flipped[audit.frame.sort_values(column, ascending=False)["index"].tolist()]
-        return {"found": float(ranked[:total].sum()), "auroc": auroc(-torch.arange(len(ranked)), ranked)}
+    def judge_ranking(scores: np.ndarray) -> dict[str, float]:
+        ranked = flipped[np.argsort(-scores, kind="stable")]
+        return {"found": float(ranked[:total].sum()), "auroc": auroc(scores, flipped)}
 
-    top = audit.frame.head(5)[["index", "label", "suggested_label", AUDIT_COLUMN]]
-    top.columns = ["index", "given", "suggested", "complexity"]
+    top = audit.ranked.head(5)[["index", "label", "suggested", "score"]].rename(columns={"label": "given"})
     first = top["index"].tolist()
     pixels = (16 * data.training.images[first, 0]).round().int().tolist()
     return {
+        "headline": audit.headline,
         "examples": len(flipped),
         "flipped": total,
         "suspected": len(audit.suspects),
         "suspected_flipped": int(flipped[audit.suspects["index"].tolist()].sum()),
-        "complexity": judge_ranking(AUDIT_COLUMN),
-        "loss": judge_ranking("error"),
+        "score": judge_ranking(audit.frame["score"].to_numpy()),
+        "loss": judge_ranking(loss(network(data.training.images).detach(), data.training.labels)),
         "chance": {"found": total * total / len(flipped), "auroc": 0.5},
         "suspects": top.assign(flipped=flipped[first].numpy(), pixels=pixels).to_dict("records"),
     }
