@@ -164,7 +164,7 @@ def test_help_shows_both_forms() -> None:
 
 
 def test_texts_are_names(project: Project) -> None:
-    Path("texts.py").write_text(
+    Path("named_texts.py").write_text(
         "import torch\n\n"
         "class Data(torch.utils.data.Dataset):\n"
         f"    texts = ['=text ' + str(number) + 50 * 'x' for number in range(200)]\n"
@@ -176,12 +176,12 @@ def test_texts_are_names(project: Project) -> None:
         "    def __getitem__(self, index):\n"
         "        return self.x[index], self.y[index]\n"
     )
-    content = run_json(*without_a_run(project, "texts:Data"), "--top", "1")
+    content = run_json(*without_a_run(project, "named_texts:Data"), "--top", "1")
     table = pd.read_csv("audit.csv")
     assert table["name"][7] == "'=text 7" + 50 * "x"
     assert content["top"][0]["name"] == f"=text {content['top'][0]['index']}" + 50 * "x"
     assert "label_name" not in table.columns
-    assert 40 * "x" not in run_text(*without_a_run(project, "texts:Data"), "--top", "1")
+    assert 40 * "x" not in run_text(*without_a_run(project, "named_texts:Data"), "--top", "1")
 
 
 def save_images(folder: str, x: torch.Tensor, labels: list[str]) -> None:
