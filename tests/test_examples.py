@@ -19,6 +19,7 @@ def words(text: str) -> set[str]:
     return set(without_numbers(text))
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # a deprecated pandas argument of cleanlab
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in PROCESSES])
 def test_an_example_prints_what_the_documentation_shows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
