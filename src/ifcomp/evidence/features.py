@@ -29,7 +29,7 @@ from ifcomp.microbatches import Microbatches, check_batch
 INPUT = "input"
 
 #: Largest number of layers, beside the raw input and token counts.
-MAX_LAYERS = 12
+MAX_LAYERS = 8
 
 #: Features of one layer beyond which they are projected to this number.
 MAX_FEATURES = 1000
@@ -270,8 +270,10 @@ class Moments:
         projection = None
         if len(columns) > MAX_FEATURES:
             generator = torch.Generator("cpu").manual_seed(seed)
-            projection = torch.randn(len(columns), MAX_FEATURES, generator=generator, dtype=torch.float64)
-            projection = (projection / MAX_FEATURES**0.5).to(dtype)
+            projection = torch.empty(len(columns), MAX_FEATURES, dtype=dtype)
+            for rows in projection.split(MAX_FEATURES):  # in blocks, because float64 takes twice the memory
+                normal = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+                rows.copy_(normal / MAX_FEATURES**0.5)
         return FeatureMap(columns, mean[columns], scale[columns], projection)
 
 
