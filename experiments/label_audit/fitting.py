@@ -23,7 +23,7 @@ class Plan:
     Attributes:
         epochs: Maximum number of epochs.
         target: Training accuracy at which the labels are memorised.
-        rate: Learning rate of Adam.
+        rate: Learning rate of Adam; it falls linearly to 0 unless the training stops early.
         batch_size: Examples per step.
         patience: Epochs without a smaller validation loss before early stopping.
     """
@@ -49,6 +49,7 @@ def memorise(model: nn.Module, x: Tensor, y: Tensor, plan: Plan, seed: int, stat
     optimizer = torch.optim.Adam(model.parameters(), plan.rate)
     start = _read(state, model, optimizer)
     for epoch in range(start + 1, plan.epochs + 1):
+        optimizer.param_groups[0]["lr"] = plan.rate * (plan.epochs - epoch + 1) / plan.epochs
         _epoch(model, optimizer, x, y, plan.batch_size, seed * 1000 + epoch)
         if state is not None:
             _write(state, model, optimizer, epoch)

@@ -20,7 +20,7 @@ from experiments.training import train
 CIFAR_IMAGES, LENET_IMAGES, VALIDATION_IMAGES = 10_000, 6_000, 2_000
 #: Weights of every epoch, from the first useful one to memorised labels.
 CIFAR_RECIPE = Recipe("one-cycle", 30, 0.1, checkpoint_every=1, autocast=True)
-AUGMENTED = replace(CIFAR_RECIPE, epochs=60, augment=True)
+AUGMENTED = replace(CIFAR_RECIPE, epochs=40, augment=True)
 LENET_RECIPE = Recipe("one-cycle", 100, 0.05, weight_decay=0.0, checkpoint_every=1)
 FOLDS = 5
 #: Epochs without a better validation accuracy after which a five-fold network stops.
