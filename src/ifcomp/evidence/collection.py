@@ -15,6 +15,7 @@ from ifcomp.data.batches import Batch, as_batches
 from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, shard_batches
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.evidence.features import (
+    INPUT,
     MEMORY_BYTES,
     FeatureMap,
     FeatureReader,
@@ -93,8 +94,10 @@ def collect_evidence(
             layer.rotate(spectrum)
             chosen = seeded_sample(len(base.labels), max_reference, seed)
             votes_of_layer, neighbours[name] = _votes(layer, summary.logits.shape[1], chosen)
-            members.append(Member(name, "votes", votes_of_layer))
-            members.append(Member(name, "readout", _readout(layer, spectrum, summary.logits.shape[1], seed)))
+            is_trained = name != INPUT and name not in reader.token_layers
+            members.append(Member(name, "votes", votes_of_layer, is_trained))
+            read_out = _readout(layer, spectrum, summary.logits.shape[1], seed)
+            members.append(Member(name, "readout", read_out, is_trained))
     members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
     return Evidence(summary.labels.numpy(), members, neighbours, base.labels.numpy(), reference is None)
 

@@ -29,7 +29,7 @@ from ifcomp.microbatches import Microbatches, check_batch
 INPUT = "input"
 
 #: Largest number of layers, beside the raw input and token counts.
-MAX_LAYERS = 12
+MAX_LAYERS = 8
 
 #: Features of one layer beyond which they are projected to this number.
 MAX_FEATURES = 1000

@@ -19,11 +19,14 @@ class Member:
         layer: Name of the layer; "model" for the softmax.
         predictor: "votes", "readout" or "model".
         probabilities: [n, K].
+        is_trained: Whether the features depend on the weights of the model. Those of the raw input and of counted
+            tokens do not, so that they cannot have memorised a label.
     """
 
     layer: str
     predictor: str
     probabilities: np.ndarray
+    is_trained: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The pool: a weighted mixture of the predictors of all layers and the model's softmax.
 
 A member that has memorised the labels agrees with a given label where the other members contradict it. An uninformative
-member does not agree where the others support the label. The weight of a member is ``s (1 - r)^4``: s is the share of
-labels that the member predicts among those that the pool of the other members predicts, and r the share among the
-other labels.
+member does not agree where the others support the label. The weight of a member is ``s (1 - r)^4``, times a prior that
+keeps many similar layers from outvoting the input. The support s is the share of labels that the member predicts among
+those that the pool of the other members supports. The echo r is the share among those that the others contradict. Both
+shares weigh a label by the margin of the others, ``|p(given) - p(most probable other label)|``, so that hesitant
+mistakes of weak members count little.
 """
 
 from __future__ import annotations
@@ -13,22 +15,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ifcomp.evidence.members import Member
 from ifcomp.evidence.seeds import seeded_sample
 
 #: Exponent of ``1 - r``.
 _POWER = 4
 
-#: Number of iterations; each moves the weights half of the way.
-_STEPS = 30
+#: Largest number of iterations; each moves the weights half of the way. They stop at a smaller change of all weights.
+_STEPS, _SMALLEST_CHANGE = 30, 1e-4
 
 #: Weights come from at most this number of examples.
 _SAMPLE = 20_000
 
 #: Largest number of probabilities from which weights are computed.
-_SAMPLE_ELEMENTS = 2**27
+_SAMPLE_ELEMENTS = 2**26
 
-#: A pool whose largest weight is smaller has no member to rely on.
-_VANISHING = 1e-6
+#: Margins in favour of an echo of 0, as a share of the number of examples. On clean data there are few contradictions,
+#: and an accurate member rightly agrees with these labels.
+_PRIOR_CONTRADICTION = 0.03
+
+#: Largest total weight of trained features, relative to that of untrained ones. A network has many similar layers, but
+#: only one input.
+_TRAINED_SHARE = 3.0
 
 
 @dataclass(frozen=True)
@@ -39,57 +47,72 @@ class PoolWeights:
         weight: Weight of every member, the largest is 1, [M].
         support: Smoothed share s of every member, [M].
         echo: Smoothed share r of every member, [M].
-        is_degenerate: Whether all weights vanished, so that equal weights are used.
     """
 
     weight: np.ndarray
     support: np.ndarray
     echo: np.ndarray
-    is_degenerate: bool
 
 
-def pool_weights(members: Sequence[np.ndarray], labels: np.ndarray, *, seed: int = 0) -> PoolWeights:
-    """Iterate the weights from equal weights.
+def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0) -> PoolWeights:
+    """Iterate the weights. They start decreasing with depth, because late layers memorise first.
 
     Args:
-        members: Distributions [n, K] of every member.
+        members: Members in the order of the layers.
         labels: Given labels [n].
         seed: Seed of the sample of examples that the weights come from.
     """
-    limit = min(_SAMPLE, _SAMPLE_ELEMENTS // (len(members) * members[0].shape[1]))
+    limit = min(_SAMPLE, _SAMPLE_ELEMENTS // (len(members) * members[0].probabilities.shape[1]))
     rows = seeded_sample(len(labels), max(limit, 1000), seed).numpy()
-    sampled = [np.asarray(member[rows], dtype=np.float32) for member in members]
+    sampled = [np.asarray(member.probabilities[rows], dtype=np.float32) for member in members]
     given = labels[rows]
-    agrees = np.stack([_predicts(member, given) for member in sampled])
-    weight = np.ones(len(members))
+    agrees = np.stack([_margins(member, given) >= 0 for member in sampled])
+    prior = member_priors(members)
+    weight = np.linspace(1, 1 / len(members), len(members))
     for _ in range(_STEPS):
         support, echo = _rates(sampled, agrees, given, weight)
-        new = support * (1 - echo) ** _POWER
-        if new.max() < _VANISHING:
-            return PoolWeights(np.ones(len(members)), support, echo, True)
-        weight = (weight + new / new.max()) / 2
+        new = prior * support * (1 - echo) ** _POWER
+        previous, weight = weight, (weight + new / new.max()) / 2
         weight /= weight.max()
+        if np.abs(weight - previous).max() < _SMALLEST_CHANGE:
+            break
     support, echo = _rates(sampled, agrees, given, weight)
-    return PoolWeights(weight, support, echo, False)
+    return PoolWeights(weight, support, echo)
+
+
+def member_priors(members: Sequence[Member]) -> np.ndarray:
+    """Factors of the weights [M]: 1 for untrained features, at most 1 for trained ones.
+
+    All trained members together have at most `_TRAINED_SHARE` times the prior weight of the untrained ones.
+    """
+    is_trained = np.array([member.is_trained for member in members])
+    untrained = (~is_trained).sum()
+    if not untrained:
+        return np.ones(len(members))
+    return np.where(is_trained, min(1.0, _TRAINED_SHARE * untrained / is_trained.sum()), 1.0)
 
 
 def _rates(
     members: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shares s and r of every member. Without examples to judge by, s is 1 and r is 0."""
+    """Support s and echo r of every member. Without examples to judge by, s is 1 and r is 0."""
     total = sum(value * member for value, member in zip(weight, members, strict=True))
     support, echo = np.empty(len(members)), np.empty(len(members))
     for index, member in enumerate(members):
-        supported = _predicts(total - weight[index] * member, labels)
-        support[index] = (agrees[index][supported].sum() + 1) / (supported.sum() + 1)
-        echo[index] = agrees[index][~supported].sum() / ((~supported).sum() + 1)
+        others = max(weight.sum() - weight[index], np.finfo(np.float64).tiny)
+        margin = _margins(total - weight[index] * member, labels) / others
+        supported, contradicted = np.maximum(margin, 0), np.maximum(-margin, 0)
+        support[index] = (supported[agrees[index]].sum() + 1) / (supported.sum() + 1)
+        echo[index] = contradicted[agrees[index]].sum() / (contradicted.sum() + _PRIOR_CONTRADICTION * len(labels))
     return support, echo
 
 
-def _predicts(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Whether the given label is the most probable one, [n]. Ties count."""
+def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Probability of the given label minus the largest other probability, [n]."""
+    others = probabilities.copy()
+    np.put_along_axis(others, labels[:, None], -np.inf, 1)
     given = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
-    result: np.ndarray = given >= probabilities.max(1)
+    result: np.ndarray = (given - others.max(1)).astype(np.float64)
     return result
 
 

@@ -51,7 +51,7 @@ DESCRIPTIONS = {
     "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
-    "is_suspect": "whether the label is confidently another class",
+    "is_suspect": "whether the score is positive and among the largest; their number follows from the noise rate",
     "label_complexity": "stochastic complexity of the given label against the suggestion of the model, in nats",
 }
 
@@ -200,9 +200,8 @@ def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int
         seed: Seed of the sample from which weights are computed.
     """
     labels = evidence.labels
-    members = [member.probabilities for member in evidence.members]
-    weights = pool_weights(members, labels, seed=seed)
-    pooled = mix(members, weights.weight)
+    weights = pool_weights(evidence.members, labels, seed=seed)
+    pooled = mix([member.probabilities for member in evidence.members], weights.weight)
     table = pd.DataFrame(
         {
             "layer": [member.layer for member in evidence.members],
@@ -212,16 +211,25 @@ def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int
             "echo": weights.echo,
         }
     )
-    _warn_of_weights(weights.is_degenerate, table)
+    _warn_of_few_members(table)
     learnt = confident_learning(pooled, labels)
     sizes = np.bincount(evidence.reference_labels, minlength=pooled.shape[1])
     is_scored = sizes[labels] > (1 if evidence.is_left_out else 0)
-    frame = _frame(pooled, labels, learnt.is_suspect, is_scored)
+    frame = _frame(pooled, labels, is_scored)
+    frame["is_suspect"] = most_suspicious(frame["score"].to_numpy(), round(learnt.noise_rate * len(labels)))
     memorised = _accuracy(evidence.members[-1].probabilities, labels) - _accuracy(pooled, labels)
     return LabelAudit(frame, pooled, learnt.noise_rate, memorised, table, evidence, settings)
 
 
-def _frame(pooled: np.ndarray, labels: np.ndarray, is_suspect: np.ndarray, is_scored: np.ndarray) -> pd.DataFrame:
+def most_suspicious(scores: np.ndarray, count: int) -> np.ndarray:
+    """Whether each score is positive and among the ``count`` largest, [n]. Ties keep the order of the data."""
+    order = np.argsort(-scores, kind="stable")  # NaN is last
+    result = np.zeros(len(scores), dtype=bool)
+    result[order[:count]] = True
+    return result & (scores > 0)
+
+
+def _frame(pooled: np.ndarray, labels: np.ndarray, is_scored: np.ndarray) -> pd.DataFrame:
     rows = np.arange(len(labels))
     others = pooled.copy()
     others[rows, labels] = -1.0
@@ -236,7 +244,6 @@ def _frame(pooled: np.ndarray, labels: np.ndarray, is_suspect: np.ndarray, is_sc
             "score": np.where(is_scored, score, np.nan),
             "p_label": p_label,
             "p_suggested": p_suggested,
-            "is_suspect": is_suspect & is_scored,
         }
     )
 
@@ -249,16 +256,9 @@ def _accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float((probabilities.argmax(1) == labels).mean())
 
 
-def _warn_of_weights(is_degenerate: bool, table: pd.DataFrame) -> None:
+def _warn_of_few_members(table: pd.DataFrame) -> None:
     carrying = table[table["weight"] >= _CARRYING]
-    if is_degenerate:
-        warnings.warn(
-            "All layers agree with labels that the others contradict, so the audit gives all of them the same weight. "
-            "Its suspects are not reliable. Audit an earlier checkpoint, or give reference= with clean labels.",
-            IfcompWarning,
-            stacklevel=4,
-        )
-    elif len(carrying) < _MIN_CARRYING:
+    if len(carrying) < _MIN_CARRYING:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
             f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. Look at audit.weights before "
