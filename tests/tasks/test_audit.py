@@ -107,7 +107,7 @@ def test_suspects_are_sorted_by_their_score() -> None:
     assert (np.diff(suspects["score"]) <= 0).all()
     assert (suspects["score"] > 0).all()
     planted = set(np.flatnonzero(labels != truth))
-    assert len(planted & set(suspects["index"])) >= 15
+    assert len(planted & set(suspects["index"])) > 0.9 * len(suspects)
     pd.testing.assert_frame_equal(suspects, audit.frame.loc[suspects.index])
 
 

@@ -138,6 +138,7 @@ def test_labels_in_another_order_than_the_classes_of_the_model_are_reported() ->
     assert audit.headline.startswith("The layers contradict ")
 
 
+@pytest.mark.filterwarnings("ignore:Only . of 7 predictors")  # one neighbour votes
 def test_a_thousand_classes_of_three_examples() -> None:
     """The memory of the distributions is that of n K numbers per member."""
     inputs, labels, is_wrong = clusters([3] * 1000, 0.05, spread=0.05)
