@@ -145,12 +145,12 @@ def complete(task: Task, seed: int, stage: str, folder: Path, folds: bool, again
     result |= head | {"n": len(case.x), "classes": case.classes, "wrong": float(case.wrong.double().mean())}
     if "scores" in wanted:
         result["scores"] = score_part(case, with_complexity=stage != "held-out")
-        _save(path, result)
+        save(path, result)
     if "audit" in wanted:
         result["audit"] = audit_part(case)
     if p is not None:
         result["folds"] = fold_part(case, p, result["scores"]["accuracy"])
-    _save(path, result)
+    save(path, result)
     return True
 
 
@@ -170,7 +170,7 @@ def over_epochs(task: stages.StagedImages, folder: Path, seed: int = 0) -> None:
             score = baselines.label_complexity(case)
             row["label complexity"] = ranking(score, wrong[: len(score)])
         rows[str(epoch)] = row
-        _save(path, rows)
+        save(path, rows)
 
 
 def selected(only: str, development: bool | None) -> Iterator[Task]:
@@ -180,7 +180,8 @@ def selected(only: str, development: bool | None) -> Iterator[Task]:
             yield task
 
 
-def _save(path: Path, result: Mapping[str, Any]) -> None:
+def save(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result as JSON. Atomic."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as scratch:
         scratch.write_text(json.dumps(result, indent=1) + "\n")

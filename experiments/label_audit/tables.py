@@ -57,8 +57,9 @@ class TableTask:
 
     @property
     def name(self) -> str:
-        """Unique name."""
-        return f"table-{self.source}-{self.kind}"
+        """Unique name; the share of wrong labels is part of it if it is not the usual one."""
+        share = "" if (self.kind, self.fraction) in NOISES else f"-{100 * self.fraction:g}"
+        return f"table-{self.source}-{self.kind}{share}"
 
     @property
     def is_development(self) -> bool:

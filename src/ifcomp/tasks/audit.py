@@ -16,7 +16,7 @@ from ifcomp.errors import DataError, IfcompWarning, SettingError
 from ifcomp.evidence.members import MODEL, Evidence
 from ifcomp.evidence.pool import mix, pool_weights
 from ifcomp.scores import write_csv
-from ifcomp.tasks.confident import confident_learning
+from ifcomp.tasks.suspects import label_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 #: Damping of label complexity in audits. Its AUROC is at or above that of the plain loss at every stage of training
 #: (experiments/audit_defaults/results).
 AUDIT_DAMPING = Relative(10.0)
-
-#: Smallest probability in a score.
-_MIN_PROBABILITY = 1e-6
 
 #: Weight from which a member carries the pool.
 _CARRYING = 0.1
@@ -212,40 +209,10 @@ def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int
         }
     )
     _warn_of_few_members(table)
-    learnt = confident_learning(pooled, labels)
     sizes = np.bincount(evidence.reference_labels, minlength=pooled.shape[1])
-    is_scored = sizes[labels] > (1 if evidence.is_left_out else 0)
-    frame = _frame(pooled, labels, is_scored)
-    frame["is_suspect"] = most_suspicious(frame["score"].to_numpy(), round(learnt.noise_rate * len(labels)))
+    frame, noise_rate = label_table(pooled, labels, sizes[labels] > (1 if evidence.is_left_out else 0))
     memorised = _accuracy(evidence.members[-1].probabilities, labels) - _accuracy(pooled, labels)
-    return LabelAudit(frame, pooled, learnt.noise_rate, memorised, table, evidence, settings)
-
-
-def most_suspicious(scores: np.ndarray, count: int) -> np.ndarray:
-    """Whether each score is positive and among the ``count`` largest, [n]. Ties keep the order of the data."""
-    order = np.argsort(-scores, kind="stable")  # NaN is last
-    result = np.zeros(len(scores), dtype=bool)
-    result[order[:count]] = True
-    return result & (scores > 0)
-
-
-def _frame(pooled: np.ndarray, labels: np.ndarray, is_scored: np.ndarray) -> pd.DataFrame:
-    rows = np.arange(len(labels))
-    others = pooled.copy()
-    others[rows, labels] = -1.0
-    suggested = others.argmax(1)
-    p_label, p_suggested = pooled[rows, labels], pooled[rows, suggested]
-    score = np.log(np.maximum(p_suggested, _MIN_PROBABILITY)) - np.log(np.maximum(p_label, _MIN_PROBABILITY))
-    return pd.DataFrame(
-        {
-            "index": rows,
-            "label": labels,
-            "suggested": suggested,
-            "score": np.where(is_scored, score, np.nan),
-            "p_label": p_label,
-            "p_suggested": p_suggested,
-        }
-    )
+    return LabelAudit(frame, pooled, noise_rate, memorised, table, evidence, settings)
 
 
 def _insert_after(frame: pd.DataFrame, column: str, name: str, values: Sequence[str]) -> None:
