@@ -39,14 +39,14 @@ class Pool:
         uses_margins: Whether labels count by the margin of the other members; otherwise each counts as 1.
         prior: Margins in favour of an echo of 0, relative to the number of examples.
         trained_share: Largest total weight of trained features relative to untrained ones.
-        starts_early: Whether weights start decreasing with depth; otherwise equal.
+        starts_untrained: Whether untrained features judge the other members first; otherwise the weights start equal.
     """
 
     power: int = 4
     uses_margins: bool = True
     prior: float = 0.03
     trained_share: float = 3.0
-    starts_early: bool = True
+    starts_untrained: bool = True
 
 
 def weights(members: list[Member], labels: np.ndarray, pool: Pool) -> Floats:
@@ -57,10 +57,10 @@ def weights(members: list[Member], labels: np.ndarray, pool: Pool) -> Floats:
     factor = np.ones(len(members))
     if (~trained).any():
         factor[trained] = min(1.0, pool.trained_share * (~trained).sum() / trained.sum())
-    weight = np.linspace(1, 1 / len(members), len(members)) if pool.starts_early else np.ones(len(members))
+    weight = np.where(trained, 1e-3, 1.0) if pool.starts_untrained and not trained.all() else np.ones(len(members))
     if pool.power == 0:
         return np.ones(len(members))
-    for _ in range(30):
+    for _ in range(40):
         total = np.tensordot(weight, arrays, 1)
         new = np.empty(len(members))
         for i, array in enumerate(arrays):
@@ -109,7 +109,7 @@ VARIANTS: Mapping[str, tuple[Pool, Choose]] = {
     "margins, no prior": (Pool(prior=0.0), _all),
     "prior of 1 %": (Pool(prior=0.01), _all),
     "no limit for trained features": (Pool(trained_share=np.inf), _all),
-    "equal weights at the start": (Pool(starts_early=False), _all),
+    "equal weights at the start": (Pool(starts_untrained=False), _all),
     "votes only": (Pool(), lambda members: [m for m in members if m.predictor != "readout"]),
     "readouts only": (Pool(), lambda members: [m for m in members if m.predictor != "votes"]),
     "without the softmax": (Pool(), lambda members: members[:-1]),

@@ -22,7 +22,7 @@ from ifcomp.evidence.seeds import seeded_sample
 _POWER = 4
 
 #: Largest number of iterations; each moves the weights half of the way. They stop at a smaller change of all weights.
-_STEPS, _SMALLEST_CHANGE = 30, 1e-4
+_STEPS, _SMALLEST_CHANGE = 40, 1e-6
 
 #: Weights come from at most this number of examples.
 _SAMPLE = 20_000
@@ -37,6 +37,9 @@ _PRIOR_CONTRADICTION = 0.03
 #: Largest total weight of trained features, relative to that of untrained ones. A network has many similar layers, but
 #: only one input.
 _TRAINED_SHARE = 3.0
+
+#: Weight of trained features at the start.
+_TRAINED_START = 1e-3
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class PoolWeights:
 
 
 def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0) -> PoolWeights:
-    """Iterate the weights. They start decreasing with depth, because late layers memorise first.
+    """Iterate the weights from those of `starting_weights`.
 
     Args:
         members: Members in the order of the layers.
@@ -68,7 +71,7 @@ def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0
     given = labels[rows]
     agrees = np.stack([_margins(member, given) >= 0 for member in sampled])
     prior = member_priors(members)
-    weight = np.linspace(1, 1 / len(members), len(members))
+    weight = starting_weights(members)
     for _ in range(_STEPS):
         support, echo = _rates(sampled, agrees, given, weight)
         new = prior * support * (1 - echo) ** _POWER
@@ -78,6 +81,19 @@ def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0
             break
     support, echo = _rates(sampled, agrees, given, weight)
     return PoolWeights(weight, support, echo)
+
+
+def starting_weights(members: Sequence[Member]) -> np.ndarray:
+    """Weights from which the iteration starts, [M].
+
+    Layers that have memorised the labels agree with each other and may be the majority. Untrained features cannot have
+    memorised a label, so they judge the others first. Without any, the weights decrease with depth, because late layers
+    memorise first.
+    """
+    is_trained = np.array([member.is_trained for member in members])
+    if is_trained.all():
+        return np.linspace(1, 1 / len(members), len(members))
+    return np.where(is_trained, _TRAINED_START, 1.0)
 
 
 def member_priors(members: Sequence[Member]) -> np.ndarray:
