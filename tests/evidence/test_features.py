@@ -1,7 +1,6 @@
 """Features of every kind of layer against plain forward hooks and loops, and their standardisation."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cases import Twice, bert, lenet, seeded, text
 from ifcomp.data.batches import as_batches
-from ifcomp.evidence.features import INPUT, MAX_LAYERS, FeatureReader, FeatureStore, Moments, RawFeatures, all_trainable
+from ifcomp.evidence.features import INPUT, MAX_LAYERS, FeatureReader, Moments, RawFeatures, all_trainable
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
@@ -602,23 +601,3 @@ def test_more_than_1000_features_are_projected_by_a_seeded_gaussian() -> None:
 
 
 # Storage ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("memory_bytes", [0, 10**6])
-def test_features_beyond_the_memory_limit_are_in_a_temporary_file(memory_bytes: int) -> None:
-    with FeatureStore(5, {"a": 2, "b": 3}, np.dtype("float32"), memory_bytes) as store:
-        assert {name: array.shape for name, array in store.arrays.items()} == {"a": (5, 2), "b": (5, 3)}
-        assert all(array.dtype == np.float32 and not array.any() for array in store.arrays.values())
-        assert all(isinstance(array, np.memmap) == (memory_bytes == 0) for array in store.arrays.values())
-        store.arrays["a"][2] = [1, 2]
-        assert store.arrays["a"][2].tolist() == [1, 2]
-        paths = [Path(array.filename) for array in store.arrays.values() if isinstance(array, np.memmap)]
-        assert all(path.exists() for path in paths)
-    assert not store.arrays
-    assert not any(path.parent.exists() for path in paths)
-
-
-def test_the_limit_is_the_size_of_all_arrays() -> None:
-    for limit, is_file in ((99, True), (100, False)):
-        with FeatureStore(5, {"a": 2, "b": 3}, np.dtype("float32"), limit) as store:
-            assert isinstance(store.arrays["a"], np.memmap) == is_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,8 @@ from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info,
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.evidence.features import (
     INPUT,
-    MEMORY_BYTES,
     FeatureMap,
     FeatureReader,
-    FeatureStore,
     Moments,
     RawFeatures,
     check_count,
@@ -28,6 +25,7 @@ from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
 from ifcomp.evidence.seeds import seeded_sample
+from ifcomp.evidence.storage import MEMORY_BYTES, allocate
 from ifcomp.progress import track
 
 #: Principal components in which neighbours are searched.
@@ -72,7 +70,7 @@ def collect_evidence(
         data: Labelled data, in the same order in both passes.
         reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
         seed: Seed of projections and samples.
-        memory_bytes: Bytes of features beyond which they are in a temporary file.
+        memory_bytes: Bytes of features, and of distributions, beyond which they are in temporary files.
         max_reference: Largest number of examples among which neighbours are searched: a seeded sample.
         progress: Show progress bars; None shows them on terminals.
     """
@@ -80,24 +78,24 @@ def collect_evidence(
     summary = _summarise(reader, data, "layer statistics", progress)
     base = summary if reference is None else _summarise(reader, reference, "statistics of the reference", progress)
     maps = _feature_maps(reader, base, summary, seed)
+    features = _store(reader, data, maps, summary, memory_bytes, "layer features", progress)
+    base_features = features
+    if reference is not None:
+        title = "features of the reference"
+        base_features = _store(reader, reference, maps, base, memory_bytes, title, progress)
+    classes = summary.logits.shape[1]
+    chosen = seeded_sample(len(base.labels), max_reference, seed)
+    names = [f"{layer}/{predictor}" for layer in maps for predictor in ("votes", "readout")]
+    distributions = allocate(len(summary.labels), dict.fromkeys(names, classes), _numpy_dtype(reader), memory_bytes)
     members: list[Member] = []
     neighbours: dict[str, np.ndarray] = {}
-    with ExitStack() as stack:
-        features = _store(stack, reader, data, maps, summary, memory_bytes, "layer features", progress)
-        base_features = features
-        if reference is not None:
-            title = "features of the reference"
-            base_features = _store(stack, reader, reference, maps, base, memory_bytes, title, progress)
-        for name in track(list(maps), "predictors", progress):
-            layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
-            spectrum = find_spectrum(layer.reference)
-            layer.rotate(spectrum)
-            chosen = seeded_sample(len(base.labels), max_reference, seed)
-            votes_of_layer, neighbours[name] = _votes(layer, summary.logits.shape[1], chosen)
-            is_trained = name != INPUT and name not in reader.token_layers
-            members.append(Member(name, "votes", votes_of_layer, is_trained))
-            read_out = _readout(layer, spectrum, summary.logits.shape[1], seed)
-            members.append(Member(name, "readout", read_out, is_trained))
+    for name in track(list(maps), "predictors", progress):
+        layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
+        found, neighbours[name] = _predict(layer, classes, chosen, seed)
+        for predictor, probabilities in found.items():
+            distributions[f"{name}/{predictor}"][:] = probabilities
+        is_trained = name != INPUT and name not in reader.token_layers
+        members += [Member(name, predictor, distributions[f"{name}/{predictor}"], is_trained) for predictor in found]
     members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
     return Evidence(summary.labels.numpy(), members, neighbours, base.labels.numpy(), reference is None)
 
@@ -125,9 +123,14 @@ class _LayerData:
             spectrum.rotate(self.reference)
 
 
-def _readout(layer: _LayerData, spectrum: Spectrum, classes: int, seed: int) -> np.ndarray:
+def _predict(layer: _LayerData, classes: int, chosen: Tensor, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Distributions [n, K] of both predictors of a layer, and positions of the nearest neighbours. Rotates the layer."""
+    spectrum = find_spectrum(layer.reference)
+    layer.rotate(spectrum)
+    vote_shares, nearest = _votes(layer, classes, chosen)
     readout = fit_readout(layer.reference, layer.labels, classes, spectrum, seed=seed)
-    return readout.probabilities(layer.features, layer.labels if layer.is_same else None)
+    probabilities = readout.probabilities(layer.features, layer.labels if layer.is_same else None)
+    return {"votes": vote_shares, "readout": probabilities}, nearest
 
 
 def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -179,8 +182,11 @@ def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary, seed: i
     return {name: found for name, found in maps.items() if found is not None}
 
 
+def _numpy_dtype(reader: FeatureReader) -> np.dtype:
+    return np.dtype(str(reader.recorder.dtype).removeprefix("torch."))
+
+
 def _store(
-    stack: ExitStack,
     reader: FeatureReader,
     data: Iterable[Any],
     maps: Mapping[str, FeatureMap],
@@ -190,9 +196,8 @@ def _store(
     progress: bool | None,
 ) -> Mapping[str, np.ndarray]:
     """The second pass: features [n, d] of every layer, on all processes."""
-    dtype = np.dtype(str(reader.recorder.dtype).removeprefix("torch."))
     count, sizes = len(summary.labels), {name: found.size for name, found in maps.items()}
-    store = stack.enter_context(FeatureStore(count, sizes, dtype, memory_bytes))
+    arrays = allocate(count, sizes, _numpy_dtype(reader), memory_bytes)
     seen = 0
     for part in reader.read(_batches(data, title, progress)):
         rows = slice(part.position, part.position + len(part.logits))
@@ -200,10 +205,10 @@ def _store(
         check_count(count, max(count, seen))
         _check_repeated(part, summary.labels[rows], summary.logits[rows])
         for name, found in maps.items():
-            store.arrays[name][rows] = found(part.features[name]).numpy()
+            arrays[name][rows] = found(part.features[name]).numpy()
     check_count(count, max(all_gather_objects(seen)))
-    all_reduce_sum([torch.from_numpy(array) for array in store.arrays.values()])
-    return store.arrays
+    all_reduce_sum([torch.from_numpy(array) for array in arrays.values()])
+    return arrays
 
 
 def _check_repeated(part: RawFeatures, labels: Tensor, logits: Tensor) -> None:

@@ -6,11 +6,9 @@ Two forward passes read them. The first accumulates moments, the second standard
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -36,9 +34,6 @@ MAX_FEATURES = 1000
 
 #: Positions per axis of the pooled raw image.
 _INPUT_GRID = 8
-
-#: Bytes of stored features beyond which they are in a temporary file.
-MEMORY_BYTES = 2**30
 
 #: Standard deviation relative to the largest magnitude below which a feature counts as constant.
 _CONSTANT = 1e-6
@@ -275,37 +270,6 @@ class Moments:
                 normal = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
                 rows.copy_(normal / MAX_FEATURES**0.5)
         return FeatureMap(columns, mean[columns], scale[columns], projection)
-
-
-class FeatureStore:
-    """Arrays of one row per example, in memory or in a temporary file. Use as a context."""
-
-    def __init__(self, rows: int, sizes: Mapping[str, int], dtype: np.dtype, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Describe the arrays; `__enter__` allocates them.
-
-        Args:
-            rows: Number of examples n.
-            sizes: Number of columns by name.
-            dtype: Precision.
-            memory_bytes: Bytes beyond which the arrays are in a temporary file.
-        """
-        self._rows, self._sizes, self._dtype, self._memory_bytes = rows, sizes, dtype, memory_bytes
-        self._stack = ExitStack()
-        self.arrays: dict[str, np.ndarray] = {}
-
-    def __enter__(self) -> FeatureStore:
-        total = self._rows * sum(self._sizes.values()) * self._dtype.itemsize
-        if total <= self._memory_bytes:
-            self.arrays = {name: np.zeros((self._rows, size), self._dtype) for name, size in self._sizes.items()}
-            return self
-        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="ifcomp-")))
-        for index, (name, size) in enumerate(self._sizes.items()):
-            self.arrays[name] = np.memmap(folder / f"{index}", self._dtype, "w+", shape=(self._rows, size))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.arrays = {}
-        self._stack.close()
 
 
 @contextmanager
