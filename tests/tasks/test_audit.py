@@ -190,6 +190,25 @@ def test_the_headline_of_a_memorised_audit_names_the_layers_that_carry_it() -> N
     )
 
 
+def test_the_headline_of_a_model_that_knows_less_than_its_layers() -> None:
+    """The order of the classes, for instance, differs between model and data."""
+    labels, truth = noisy()
+    audit = audit_of(labels, truth, model=(truth + 1) % (truth.max() + 1))
+    points = round(-100 * audit.memorised)
+    assert points > 50
+    assert audit.headline.startswith(
+        f"The accuracy of the model on these labels is {points} points below that of its layers: check the "
+    )
+
+
+def test_the_headline_without_suspects_is_no_all_clear() -> None:
+    _, truth = noisy()
+    audit = audit_of(truth, truth, model=truth)
+    assert audit.suspects.empty
+    assert audit.headline.startswith("0 of 200 labels are suspects")
+    assert "stay hidden" in audit.headline
+
+
 def test_the_headline_of_contradicted_labels_asks_for_the_order_of_the_classes() -> None:
     labels, truth = noisy()
     audit = audit_of((labels + 1) % 4, truth)

@@ -124,7 +124,7 @@ class _LayerData:
 
 
 def _predict(layer: _LayerData, classes: int, chosen: Tensor, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Distributions [n, K] of both predictors of a layer, and positions of the nearest neighbours. Rotates the layer."""
+    """Rotate a layer. Return the distributions [n, K] of both predictors and positions of the nearest neighbours."""
     spectrum = find_spectrum(layer.reference)
     layer.rotate(spectrum)
     vote_shares, nearest = _votes(layer, classes, chosen)

@@ -34,8 +34,11 @@ _MIN_CARRYING = 3
 #: `LabelAudit.memorised` from which the model counts as having memorised labels.
 _MEMORISED = 0.05
 
-#: Share of contradicted labels above which preprocessing, weights or label order are probably wrong.
+#: Share of contradicted labels above which preprocessing, weights or the order of the classes are probably wrong.
 _MOSTLY_CONTRADICTED = 0.5
+
+#: `LabelAudit.memorised` below which they are probably wrong, too: the layers know more than the output.
+_LESS_THAN_LAYERS = -0.2
 
 #: Description of every column of `LabelAudit.frame`.
 DESCRIPTIONS = {
@@ -96,10 +99,13 @@ class LabelAudit:
         """Summary of the audit; warnings about its reliability come first."""
         sentences = []
         contradicted = float((self.frame["score"] > 0).mean())
+        advice = "check the preprocessing, the weights of the model and the order of the classes"
         if contradicted > _MOSTLY_CONTRADICTED:
+            sentences.append(f"The layers contradict {contradicted:.0%} of the labels: {advice} first.")
+        if self.memorised < _LESS_THAN_LAYERS:
             sentences.append(
-                f"The layers contradict {contradicted:.0%} of the labels: check the preprocessing, the weights of the "
-                "model and the order of the classes before you trust this audit."
+                f"The accuracy of the model on these labels is {-100 * self.memorised:.0f} points below that of its "
+                f"layers: {advice}."
             )
         if self.memorised > _MEMORISED:
             sentences.append(
@@ -110,6 +116,11 @@ class LabelAudit:
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
         )
+        if not count:
+            sentences.append(
+                "Wrong labels that every layer has memorised stay hidden: check the most suspicious labels all the "
+                "same, or give reference= with labels that you trust."
+            )
         return " ".join(sentences)
 
     def why(self, index: int) -> pd.DataFrame:
