@@ -1,5 +1,6 @@
 """The table, summary and explanation of label audits, from distributions that are given."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,17 @@ def test_the_headline_of_a_memorised_audit_names_the_layers_that_carry_it() -> N
         f"The model has memorised labels: its accuracy on them is {points} points above that of its layers. The audit "
         "relies on 2 of 2 layers (a, b). "
     )
+
+
+def test_an_accurate_model_on_clean_labels_may_have_memorised_them() -> None:
+    """Layers that hesitate are wrong about some labels. The model is right about these."""
+    truth = noisy()[1]
+    evidence = evidence_of(truth, truth)
+    hesitant = [replace(member, probabilities=distributions(truth, 4, 0, 2.0)) for member in evidence.members]
+    model = Member(MODEL, MODEL, np.eye(4)[truth])
+    audit = audit_evidence(replace(evidence, members=[*hesitant[:-1], model]), {})
+    assert audit.memorised > 0.05
+    assert audit.headline.startswith("The model may have memorised labels: ")
 
 
 def test_the_headline_of_a_model_that_knows_less_than_its_layers() -> None:

@@ -34,6 +34,9 @@ _MIN_CARRYING = 3
 #: `LabelAudit.memorised` from which the model counts as having memorised labels.
 _MEMORISED = 0.05
 
+#: Echo of the softmax from which there is no other explanation. On clean data the model may just be more accurate.
+_CLEAR_ECHO = 0.5
+
 #: Share of contradicted labels above which preprocessing, weights or the order of the classes are probably wrong.
 _MOSTLY_CONTRADICTED = 0.5
 
@@ -108,9 +111,10 @@ class LabelAudit:
                 f"layers: {advice}."
             )
         if self.memorised > _MEMORISED:
+            verb = "has" if self.weights["echo"].iloc[-1] > _CLEAR_ECHO else "may have"
             sentences.append(
-                f"The model has memorised labels: its accuracy on them is {100 * self.memorised:.0f} points above that "
-                f"of its layers. The audit relies on {_carrying_layers(self.weights)}."
+                f"The model {verb} memorised labels: its accuracy on them is {100 * self.memorised:.0f} points above "
+                f"that of its layers. The audit relies on {_carrying_layers(self.weights)}."
             )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
@@ -242,7 +246,7 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
             f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. Look at audit.weights before "
             "you rely on its suspects.",
             IfcompWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
