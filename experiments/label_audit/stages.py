@@ -19,7 +19,10 @@ from experiments.runs import Trained
 from experiments.training import is_over
 
 #: Examples with label complexity on a ResNet-18, where it takes 0.2 s per example.
-RESNET_COMPLEXITY = 2_000
+RESNET_COMPLEXITY = 500
+
+#: Wrong labels by which the half memorised epoch is chosen.
+HALF_EXAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class StagedImages:
     def _half(self, seed: int, trained: Trained) -> int:
         """Return the epoch at which the share of memorised wrong labels is nearest to one half."""
         noisy, _ = _data(self.name, seed)
-        chosen = noisy.wrong.nonzero().flatten()[:2_000]
+        chosen = noisy.wrong.nonzero().flatten()[:HALF_EXAMPLES]
         assert noisy.data.labels is not None
         x, labels = self.task.normalisation(noisy.data.images[chosen]), noisy.data.labels[chosen]
 

@@ -29,7 +29,7 @@ from experiments.label_audit.fitting import Plan, memorise, stop_early
 
 WIDTH, HEADS, LAYERS, MAX_LENGTH = 64, 4, 2, 40
 MIN_COUNT = 2
-PLAN = Plan(epochs=100, target=0.995, batch_size=64, patience=5)
+PLAN = Plan(epochs=50, target=0.995, batch_size=64, patience=5)
 
 
 class Block(nn.Module):
