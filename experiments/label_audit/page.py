@@ -187,8 +187,8 @@ def ablation_table(path: Path) -> list[str]:
     lines = [
         "## Ablation",
         "",
-        "Development tasks at the last stage, one seed, the same evidence: AUROC / F1 in percent, and the flagged share "
-        "of clean labels.",
+        "Development tasks at the last stage, one seed, the same evidence: AUROC and F1 in percent, and the share "
+        "of clean labels that is flagged.",
         "",
         f"| pool | {' | '.join(groups)} |",
         "|" + "---|" * (len(groups) + 1),
