@@ -30,8 +30,10 @@ from ifcomp.data.checks import (
     warn_if_shuffled,
 )
 from ifcomp.data.loaders import explain_dead_workers
+from ifcomp.data.selection import select_examples
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
+    DataError,
     EmptyDataError,
     IfcompWarning,
     ModelError,
@@ -72,7 +74,7 @@ from ifcomp.scoring import (
     score_columns,
     score_key,
 )
-from ifcomp.tasks.audit import AUDIT_DAMPING, LabelAudit, audit_evidence
+from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 
 #: Alpha of the paper; too large for small training sets.
 DEFAULT_ALPHA = 0.15
@@ -371,7 +373,8 @@ class IFComp:
         Every layer predicts the label of every example from the other examples: by the votes of nearest neighbours and
         by ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
         Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass. After `fit`
-        the table also has label complexity, which adds about seven forward passes.
+        the table also has label complexity, which adds about seven forward passes; if the data has as many examples as
+        that of the fit, `LabelAudit.influential` lists the examples behind the labels of the first suspects.
 
         Args:
             data: Labelled data as for `score`, iterated over twice in the same order. The model may have been trained
@@ -403,7 +406,26 @@ class IFComp:
             probes = min(2, self.factors.num_classes)
             table = self.score(data, damping=AUDIT_DAMPING, probes=probes, max_memory=max_memory, progress=progress)
             audit.frame["label_complexity"] = table.column("label_complexity")
+            if self.factors.count == len(audit.frame) and process_info().world_size == 1:
+                audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
         return audit
+
+    def _explain_suspects(self, audit: LabelAudit, data: Iterable[Any], progress: bool | None) -> pd.DataFrame | None:
+        """`LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
+        suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
+        if not suspects:
+            return None
+        try:
+            x, y = select_examples(data, suspects)
+        except DataError as error:
+            warnings.warn(f"The audit lists no influential examples: {error}", IfcompWarning, stacklevel=4)
+            return None
+        explanation = self.explain(
+            x, y, data, k=EXAMPLES_PER_SIDE, positions=suspects, damping=AUDIT_DAMPING, progress=progress
+        )
+        frame = explanation.frame
+        frame.insert(0, "suspect", [suspects[query] for query in frame["query"]])
+        return frame.drop(columns="query")
 
     def explain(
         self,

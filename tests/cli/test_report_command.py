@@ -164,6 +164,6 @@ def test_texts_of_different_lengths_have_no_explanations(project: Project, parts
     assert ifcomp("fit", "texts:Mean", "texts:data").exit_code == 0
     result = ifcomp("report", "run.ifcomp")
     assert result.exit_code == 0, result.output
-    assert "Warning: The report does not explain suspects: inputs of 'texts:data'" in result.stderr
+    assert "Warning: The audit lists no influential examples: The inputs have different shapes" in result.stderr
     assert parts["explanations"] == {}
     assert parts["previews"][int(parts["audit"].ranked["index"].iloc[0])].kind == "text"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp
 from ifcomp.errors import DataError, EmptyDataError, LabelError, LengthChangedError, LogitsError, NonFiniteError
-from ifcomp.tasks.audit import LabelAudit
+from ifcomp.tasks.audit import AUDIT_DAMPING, LabelAudit
 from tasks.digits import flipped_labels, images_and_labels
 
 
@@ -274,3 +274,23 @@ def test_the_model_comes_back_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+
+
+def test_a_fit_on_the_data_adds_label_complexity_and_influential_examples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    y = (x[:, 0] > 0).long()
+    y[:6] = 1 - y[:6]
+    model, batches = nn.Linear(3, 2), [(x[:32], y[:32]), (x[32:], y[32:])]
+    ifc = IFComp(model, fisher="exact").fit(batches, progress=False)
+    audit = ifc.audit(batches, progress=False)
+    assert "label_complexity" in audit.frame
+    assert audit.influential is not None
+    suspects = audit.suspects["index"].tolist()
+    assert list(dict.fromkeys(audit.influential["suspect"])) == suspects
+    chosen = torch.tensor(suspects)
+    expected = ifc.explain(x[chosen], y[chosen], batches, k=4, positions=suspects, damping=AUDIT_DAMPING).frame
+    np.testing.assert_allclose(audit.influential["effect"], expected["effect"])
+    assert (audit.influential["suspect"] != audit.influential["index"]).all()
+    assert ifc.audit(batches[:1], progress=False).influential is None  # not the data of the fit
+    assert IFComp(model).audit(batches, progress=False).influential is None

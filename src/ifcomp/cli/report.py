@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +9,9 @@ import typer
 
 from ifcomp.cli import options
 from ifcomp.cli.output import Outcome, check_target, paragraph
-from ifcomp.errors import DataError, SettingError
+from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ifcomp import IFComp
     from ifcomp.cli.run import Run
     from ifcomp.data.sources import Source
@@ -25,12 +22,6 @@ EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz
 
 #: Number of suspicious examples with a preview.
 MAX_PREVIEWS = 200
-
-#: Number of suspects with neighbours and influential training examples.
-MAX_EXPLAINED = 50
-
-#: Number of supporting and of contradicting training examples of a suspect.
-EXAMPLES_PER_SIDE = 4
 
 #: Number of layers with neighbours of a suspect, and the number of neighbours per layer.
 MAX_LAYERS = 3
@@ -141,10 +132,10 @@ def write_report(
         complexity: Complexity of in-distribution and OOD inputs, as in `build_report`.
     """
     from ifcomp.report import build_report, current_provenance
+    from ifcomp.tasks.audit import MAX_EXPLAINED
 
     previewed = audit.ranked["index"].head(MAX_PREVIEWS).tolist()
     suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
-    is_explained = ifc.factors is not None and run.is_training_data(source.spec)
     named = {} if run.path is None else {"run": run.path}
     build_report(
         path,
@@ -152,7 +143,7 @@ def write_report(
         audit=audit,
         calibration=calibration,
         complexity=complexity,
-        explanations=explain_suspects(ifc, source, suspects) if is_explained else None,
+        explanations=influential_examples(audit, source) if run.is_training_data(source.spec) else None,
         neighbours=find_neighbours(audit, suspects, reference or source),
         previews=dict(zip(previewed, source.preview(previewed), strict=True)),
         class_names=run.class_names(source),
@@ -193,56 +184,23 @@ def find_neighbours(
     }
 
 
-def explain_suspects(ifc: IFComp, training: Source, suspects: Sequence[int]) -> dict[int, tuple[TrainingExample, ...]]:
+def influential_examples(audit: LabelAudit, training: Source) -> dict[int, tuple[TrainingExample, ...]]:
     """Return the training examples that most support and most contradict the label of each suspect, strongest first.
 
     Args:
-        ifc: Predictor fitted on the training data.
+        audit: The audit.
         training: The training data.
-        suspects: Positions in the training data.
     """
     from ifcomp.report import TrainingExample
-    from ifcomp.tasks.audit import AUDIT_DAMPING
 
-    if not suspects:
+    if audit.influential is None:
         return {}
-    try:
-        x, y = select_examples(training, suspects)
-    except DataError as error:
-        warnings.warn(f"The report does not explain suspects: {error}", stacklevel=2)
-        return {}
-    explanation = ifc.explain(x, y, training.batches(), k=EXAMPLES_PER_SIDE, positions=suspects, damping=AUDIT_DAMPING)
-    indices = sorted({int(index) for index in explanation.frame["index"]})
+    indices = sorted({int(index) for index in audit.influential["index"]})
     previews = dict(zip(indices, training.preview(indices), strict=True))
     return {
-        suspect: tuple(
+        int(rows["suspect"].iloc[0]): tuple(
             TrainingExample(row["index"], row["effect"], row["label"], previews[row["index"]])
-            for row in explanation.of(query).to_dict("records")
+            for row in rows.to_dict("records")
         )
-        for query, suspect in enumerate(suspects)
+        for _, rows in audit.influential.groupby("suspect", sort=False)
     }
-
-
-def select_examples(source: Source, positions: Sequence[int]) -> tuple[Any, Tensor]:
-    """Return inputs and labels of the examples at the given positions, in that order. One pass over the data.
-
-    Raises:
-        DataError: If the inputs have different shapes, such as texts of different lengths.
-    """
-    import torch
-
-    from ifcomp.data.batches import as_batches
-
-    selected: dict[int, tuple[Any, Tensor]] = {}
-    for batch in as_batches(source.batches()):
-        for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
-            example = batch.select(slice(position - batch.position, position - batch.position + 1))
-            assert example.labels is not None
-            selected[position] = example.inputs, example.labels
-    inputs, labels = zip(*(selected[position] for position in positions), strict=True)
-    try:
-        if isinstance(inputs[0], dict):
-            return {key: torch.cat([item[key] for item in inputs]) for key in inputs[0]}, torch.cat(labels)
-        return torch.cat(inputs), torch.cat(labels)
-    except (RuntimeError, TypeError) as error:
-        raise DataError(f"inputs of '{source.spec}' have different shapes ({str(error).rstrip('.')}).") from error

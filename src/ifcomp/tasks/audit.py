@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: (experiments/audit_defaults/results).
 AUDIT_DAMPING = Relative(10.0)
 
+#: Number of suspects with influential examples, and the number of supporting and of contradicting ones each.
+MAX_EXPLAINED, EXAMPLES_PER_SIDE = 50, 4
+
 #: Weight from which a member carries the pool.
 _CARRYING = 0.1
 
@@ -72,6 +75,8 @@ class LabelAudit:
             the member predicts where the other members support and contradict them.
         evidence: Distributions of all members, and neighbours per layer.
         settings: Settings of the audit.
+        influential: Training examples that most support and most contradict the labels of the first 50 suspects, as
+            in `IFComp.explain`: suspect, role, rank, index, label and effect. None without a fit on this data.
     """
 
     frame: pd.DataFrame
@@ -81,6 +86,7 @@ class LabelAudit:
     weights: pd.DataFrame
     evidence: Evidence
     settings: Mapping[str, Any]
+    influential: pd.DataFrame | None = None
 
     @property
     def suspects(self) -> pd.DataFrame:

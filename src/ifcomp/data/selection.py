@@ -1,0 +1,37 @@
+"""Selection of single examples from batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ifcomp.data.batches import as_batches
+from ifcomp.errors import DataError
+
+
+def select_examples(data: Iterable[Any], positions: Sequence[int]) -> tuple[Any, Tensor]:
+    """Return inputs and labels of the examples at the given positions, in that order. One pass over the data.
+
+    Args:
+        data: Labelled batches.
+        positions: Positions in the data.
+
+    Raises:
+        DataError: If the inputs have different shapes, such as texts of different lengths.
+    """
+    selected: dict[int, tuple[Any, Tensor]] = {}
+    for batch in as_batches(data):
+        for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
+            example = batch.select(slice(position - batch.position, position - batch.position + 1))
+            assert example.labels is not None
+            selected[position] = example.inputs, example.labels
+    inputs, labels = zip(*(selected[position] for position in positions), strict=True)
+    try:
+        if isinstance(inputs[0], dict):
+            return {key: torch.cat([item[key] for item in inputs]) for key in inputs[0]}, torch.cat(labels)
+        return torch.cat(inputs), torch.cat(labels)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"The inputs have different shapes ({str(error).rstrip('.')}).") from error
