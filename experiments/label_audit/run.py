@@ -33,8 +33,8 @@ from ifcomp.io.files import atomic_write
 RESULTS = Path(__file__).parent / "results"
 #: Tasks of the figure of AUROC over epochs.
 EPOCH_TASKS = ("cifar10-random1", "fashion-mnist-asymmetric")
-#: Label complexity is computed every this many epochs.
-COMPLEXITY_EVERY = 5
+#: Number of epochs of the figure, and the step between those with label complexity.
+EPOCH_POINTS, COMPLEXITY_EVERY = 12, 3
 PARTS = ("scores", "audit", "folds")
 
 
@@ -155,18 +155,19 @@ def complete(task: Task, seed: int, stage: str, folder: Path, folds: bool, again
 
 
 def over_epochs(task: stages.StagedImages, folder: Path, seed: int = 0) -> None:
-    """Write the AUROC of loss, label complexity and audit after every stored epoch. The file is resumed."""
+    """Write the AUROC of loss, label complexity and audit over the training. The file is resumed."""
     path = folder / f"epochs_{task.name}.json"
     rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    epochs = task.epochs(seed)
-    for epoch in epochs:
+    stored = task.epochs(seed)
+    places = np.unique(np.geomspace(1, len(stored), EPOCH_POINTS).round().astype(int)) - 1 if stored else []
+    for number, epoch in enumerate(stored[place] for place in places):
         if str(epoch) in rows:
             continue
         case = task.case(seed, epoch)
         wrong, (logits, _) = case.wrong.numpy(), baselines.outputs(case.model, case.x)
         row = {"loss": ranking(baselines.loss(logits, case.labels), wrong), "audit": audit_part(case)["auroc"]}
         row["memorised_wrong"] = float((logits.argmax(1) == case.labels)[case.wrong].double().mean())
-        if epoch % COMPLEXITY_EVERY == 0 or epoch in (1, epochs[-1]):
+        if number % COMPLEXITY_EVERY == 0 or epoch == stored[-1]:
             score = baselines.label_complexity(case)
             row["label complexity"] = ranking(score, wrong[: len(score)])
         rows[str(epoch)] = row
