@@ -370,23 +370,26 @@ class IFComp:
     ) -> LabelAudit:
         """Find wrong labels from the evidence of all layers. No fit is needed.
 
-        Every layer predicts the label of every example from the other examples: by the votes of nearest neighbours and
-        by ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
-        Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass. After `fit`
-        the table also has label complexity, which adds about seven forward passes; if the data has as many examples as
-        that of the fit, `LabelAudit.influential` lists the examples behind the labels of the first suspects.
+        Two predictors per layer predict the label of every example from the other examples: votes of nearest neighbours
+        and ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
+        Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass.
+
+        After `fit` the table also has label complexity, which adds the cost of about seven forward passes. If the data
+        has as many examples as that of the fit, `LabelAudit.influential` lists the training examples that support and
+        contradict the labels of the first suspects, at the cost of `explain`.
 
         Args:
             data: Labelled data as for `score`, iterated over twice in the same order. The model may have been trained
                 on it or not.
-            reference: Labelled data on which the predictors are fitted instead, for instance trusted labels.
-            max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features of more than
-                1 GiB are in a temporary file.
+            reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels.
+            max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
+                distributions of more than 1 GiB are in temporary files.
             progress: Show progress bars; None shows them on terminals.
 
         Raises:
             LabelError: If labels are missing or outside 0 ... K-1.
             LengthChangedError: If the data cannot be iterated over twice.
+            DataError: If the data is shuffled, or differs between the two passes.
 
         Example:
             >>> audit = IFComp(model).audit(train_loader)
@@ -411,7 +414,7 @@ class IFComp:
         return audit
 
     def _explain_suspects(self, audit: LabelAudit, data: Iterable[Any], progress: bool | None) -> pd.DataFrame | None:
-        """`LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
+        """Return `LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
         suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
         if not suspects:
             return None
@@ -620,7 +623,7 @@ def fit_together(
 
 
 def _first_of_audit(data: Iterable[Any], name: str) -> Batch:
-    """The first batch of the data or reference of an audit. Data that an audit cannot use is refused."""
+    """Check the data or reference of an audit and return its first batch."""
     check_data(data)
     check_audit_order(data)
     first = next(as_batches(data), None)

@@ -1,4 +1,4 @@
-"""The evidence of a small network against refits and loops, for any batch size and number of processes."""
+"""The evidence of a small network against refits and loops, for any batch size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 def examples(count: int = COUNT, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images whose brightness depends on the label; every seventh label is another."""
+    """Images whose brightness depends on the class. Every seventh label is wrong."""
     generator = torch.Generator().manual_seed(seed)
     truth = torch.arange(count) % CLASSES
     images = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
@@ -58,7 +58,7 @@ def collect(
 
 
 def layer_inputs(images: Tensor) -> dict[str, np.ndarray]:
-    """Raw input and the inputs of the three Linear; the convolution reads the raw input."""
+    """Raw input and inputs of the three Linear. The input of the convolution is the raw input."""
     model, found = network(), {"input": images.flatten(1).numpy()}
     with torch.no_grad():
         hidden = images

@@ -192,7 +192,7 @@ def tokens_and_mask(count: int = 8, length: int = 7) -> tuple[Tensor, Tensor]:
 
 
 def test_tokens_are_counted_and_averaged_over_unmasked_positions() -> None:
-    """Token 0 pads the sequences, but the embedding does not know it."""
+    """Token 0 pads the sequences, but the embedding has no padding index."""
     model, (tokens, mask) = make(Tagger), tokens_and_mask()
     found, _ = read(model, labelled({"input_ids": tokens, "attention_mask": mask.long()}))
     inputs = hooked_inputs(model, ["layer", "head"], tokens, mask.long())
@@ -527,7 +527,7 @@ class Experts(nn.Module):
 def test_layers_on_selected_rows_are_averaged_over_the_rows_of_each_example() -> None:
     """The number of rows differs between the examples of a batch."""
     model, x = make(Experts), normal(9, 5, 4)
-    x[:, :2, 0] = torch.tensor([1.0, -1.0])  # both layers see every example
+    x[:, :2, 0] = torch.tensor([1.0, -1.0])  # both layers have a row of every example
     found, _ = read(model, labelled(x))
     rows = np.tanh(x.numpy())
     for name, chosen in (("even", rows[:, :, 0] > 0), ("odd", rows[:, :, 0] <= 0)):
@@ -598,6 +598,3 @@ def test_more_than_1000_features_are_projected_by_a_seeded_gaussian() -> None:
     distances = [np.linalg.norm(rows[0] - rows[1:], axis=1) for rows in (projected, standardised)]
     np.testing.assert_allclose(distances[0] / distances[1], 1, atol=0.12)
     assert moments_of(features[:, 8:1008]).feature_map(False, torch.float64, 3).projection is None
-
-
-# Storage ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ def features(count: int, size: int = 4, seed: int = 0) -> np.ndarray:
 
 
 def nearest(queries: np.ndarray, reference: np.ndarray, count: int, own: list[int]) -> list[list[int]]:
-    """Positions with the largest cosines, without the own one."""
+    """Positions with the largest cosines, except for the position of the query itself."""
     found = []
     for query, excluded in zip(queries, own, strict=True):
         cosines = {
@@ -55,7 +55,7 @@ def test_duplicates_are_neighbours_of_each_other_but_not_of_themselves() -> None
     np.testing.assert_allclose(found.similarities, 1, rtol=1e-12)
 
 
-def test_examples_outside_the_sample_exclude_nobody() -> None:
+def test_examples_outside_the_sample_have_all_of_it_as_candidates() -> None:
     rows, sample = features(20), [0, 3, 4, 11, 17, 19]
     own = [sample.index(position) if position in sample else -1 for position in range(20)]
     found = find(rows, rows[sample], 5, own)
@@ -71,7 +71,7 @@ def test_many_examples_are_searched_in_blocks() -> None:
         assert found.indices[position].tolist() == expected
 
 
-def test_rows_of_zeros_have_neighbours_all_the_same() -> None:
+def test_rows_of_zeros_have_neighbours() -> None:
     rows = features(6)
     rows[2] = 0
     found = find(rows, rows, 3, list(range(6)))

@@ -43,7 +43,7 @@ def weigh(distributions: list[np.ndarray], labels: np.ndarray, untrained: int = 
 def slow_weights(
     distributions: list[np.ndarray], labels: np.ndarray, start: list[float], priors: list[float]
 ) -> list[float]:
-    """The definition, example by example."""
+    """Weights by their definition, example by example."""
     count, weights = len(distributions), start
     for _ in range(40):
         new = []
@@ -85,9 +85,9 @@ def test_weights_equal_the_definition(untrained: int, start: list[float], priors
 
 def test_members_that_echo_the_labels_lose_their_weight() -> None:
     truth, labels = noisy_labels(2000, 0.2)
-    honest = [distribution(mistaken(truth, 0.85, seed), 2.0, seed) for seed in range(3)]
+    informative = [distribution(mistaken(truth, 0.85, seed), 2.0, seed) for seed in range(3)]
     echoes = [distribution(labels, 4.0, seed) for seed in (7, 8, 9)]
-    weight = weigh([*honest, *echoes], labels)
+    weight = weigh([*informative, *echoes], labels)
     assert weight[:3].min() > 0.8
     assert weight[3:].max() < 0.01
 
@@ -95,26 +95,26 @@ def test_members_that_echo_the_labels_lose_their_weight() -> None:
 def test_the_input_outweighs_a_majority_of_echoes() -> None:
     """Two predictors on the input and one early layer against nine layers that have memorised the labels."""
     truth, labels = noisy_labels(2000, 0.2)
-    honest = [distribution(mistaken(truth, 0.8, seed), 2.0, seed) for seed in range(3)]
+    informative = [distribution(mistaken(truth, 0.8, seed), 2.0, seed) for seed in range(3)]
     echoes = [distribution(labels, 4.0, seed) for seed in range(10, 19)]
-    weight = weigh([*honest, *echoes], labels, untrained=2)
+    weight = weigh([*informative, *echoes], labels, untrained=2)
     assert weight[:3].min() > 0.5
     assert weight[3:].max() < 0.05
 
 
 @pytest.mark.parametrize("accuracy", [0.25, 0.0])
 def test_members_that_predict_other_labels_are_not_rewarded(accuracy: float) -> None:
-    """A random member, and one that contradicts every label, never echo a label either."""
+    """A random member, and one that contradicts every label, have a small echo, but also little support."""
     truth, labels = noisy_labels(2000, 0.2)
-    honest = [distribution(mistaken(truth, 0.85, seed), 2.0, seed) for seed in range(3)]
+    informative = [distribution(mistaken(truth, 0.85, seed), 2.0, seed) for seed in range(3)]
     predicted = mistaken(truth, 0.0, 5) if accuracy else (labels + 1) % CLASSES
-    weight = weigh([*honest, distribution(predicted, 2.0, 7), distribution(labels, 4.0, 8)], labels)
+    weight = weigh([*informative, distribution(predicted, 2.0, 7), distribution(labels, 4.0, 8)], labels)
     assert weight[:3].min() > 0.8
     assert weight[3] < 0.4 if accuracy else weight[3] < 0.02
 
 
 def test_accurate_members_keep_their_weight_on_clean_labels() -> None:
-    """Where labels are right, the mistakes of weak members are the only contradictions."""
+    """On clean labels the only contradictions are mistakes of weak members."""
     truth = noisy_labels(2000, 0.0)[0]
     weak = [distribution(mistaken(truth, 0.8, seed), 1.0, seed) for seed in range(3)]
     accurate = [distribution(truth, 4.0, seed) for seed in (7, 8)]
@@ -125,9 +125,9 @@ def test_accurate_members_keep_their_weight_on_clean_labels() -> None:
 @pytest.mark.parametrize("classes", [10, 50])
 def test_few_examples_per_class(classes: int) -> None:
     truth, labels = noisy_labels(15 * classes, 0.2, classes)
-    honest = [distribution(mistaken(truth, 0.7, seed, classes), 3.0, seed, classes) for seed in range(3)]
+    informative = [distribution(mistaken(truth, 0.7, seed, classes), 3.0, seed, classes) for seed in range(3)]
     contrary = distribution((labels + 1) % classes, 3.0, 5, classes)
-    weight = weigh([*honest, contrary, distribution(labels, 6.0, 8, classes)], labels)
+    weight = weigh([*informative, contrary, distribution(labels, 6.0, 8, classes)], labels)
     assert weight[:3].min() > 0.7
     assert weight[3:].max() < 0.1
 

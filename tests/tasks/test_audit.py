@@ -1,4 +1,4 @@
-"""The table, summary and explanation of label audits, from distributions that are given."""
+"""The table, headline and explanation of label audits of given distributions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_the_ranking_has_all_rows_and_ends_with_those_without_score() -> None:
 
 
 def test_a_class_with_one_example_is_not_scored() -> None:
-    """Nothing could support its label. On a reference one example suffices, and none does not."""
+    """No other example can support its label. In a reference one example of the class suffices."""
     labels, truth = noisy()
     labels[17] = 4
     frame = audit_of(labels, truth).frame
@@ -192,17 +192,17 @@ def test_the_headline_of_a_memorised_audit_names_the_layers_that_carry_it() -> N
 
 
 def test_an_accurate_model_on_clean_labels_may_have_memorised_them() -> None:
-    """Layers that hesitate are wrong about some labels. The model is right about these."""
+    """Uncertain layers contradict some labels. The model predicts all of them."""
     truth = noisy()[1]
     evidence = evidence_of(truth, truth)
-    hesitant = [replace(member, probabilities=distributions(truth, 4, 0, 2.0)) for member in evidence.members]
+    uncertain = [replace(member, probabilities=distributions(truth, 4, 0, 2.0)) for member in evidence.members]
     model = Member(MODEL, MODEL, np.eye(4)[truth])
-    audit = audit_evidence(replace(evidence, members=[*hesitant[:-1], model]), {})
+    audit = audit_evidence(replace(evidence, members=[*uncertain[:-1], model]), {})
     assert audit.memorised > 0.05
     assert audit.headline.startswith("The model may have memorised labels: ")
 
 
-def test_the_headline_of_a_model_that_knows_less_than_its_layers() -> None:
+def test_the_headline_of_a_model_that_is_less_accurate_than_its_layers() -> None:
     """The order of the classes, for instance, differs between model and data."""
     labels, truth = noisy()
     audit = audit_of(labels, truth, model=(truth + 1) % (truth.max() + 1))
@@ -213,15 +213,15 @@ def test_the_headline_of_a_model_that_knows_less_than_its_layers() -> None:
     )
 
 
-def test_the_headline_without_suspects_is_no_all_clear() -> None:
+def test_the_headline_without_suspects_mentions_memorised_labels() -> None:
     _, truth = noisy()
     audit = audit_of(truth, truth, model=truth)
     assert audit.suspects.empty
     assert audit.headline.startswith("0 of 200 labels are suspects")
-    assert "stay hidden" in audit.headline
+    assert "does not find wrong labels that every layer has memorised" in audit.headline
 
 
-def test_the_headline_of_contradicted_labels_asks_for_the_order_of_the_classes() -> None:
+def test_the_headline_of_contradicted_labels_advises_to_check_the_order_of_the_classes() -> None:
     labels, truth = noisy()
     audit = audit_of((labels + 1) % 4, truth)
     share = np.mean(audit.frame["score"] > 0)
@@ -257,7 +257,7 @@ def test_the_plot_shows_weight_and_echo_of_every_layer() -> None:
 
 
 def test_few_carrying_members_are_a_warning() -> None:
-    """Two members contradict a tenth of the labels. One contradicts all labels, and the model repeats them."""
+    """Two members contradict a tenth of the labels, one contradicts all labels, and the model predicts all labels."""
     labels, truth = noisy(400)
     members = [Member("a", kind, distributions(truth, 4, seed)) for seed, kind in enumerate(("votes", "readout"))]
     contrary = distributions((truth + 2) % 4, 4, 7, confidence=9.0)

@@ -109,7 +109,7 @@ def test_small_and_unbalanced_classes(sizes: list[int]) -> None:
 
 
 class Contrary(nn.Module):
-    """A network that predicts the right class from its hidden values, and then another."""
+    """A network whose logits are shifted by one class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_labels_in_another_order_than_the_classes_of_the_model_are_reported() ->
 
 @pytest.mark.filterwarnings("ignore:Only . of 7 predictors")  # one neighbour votes
 def test_a_thousand_classes_of_three_examples() -> None:
-    """The memory of the distributions is that of n K numbers per member."""
+    """Distributions have n K elements per member."""
     inputs, labels, is_wrong = clusters([3] * 1000, 0.05, spread=0.05)
     model = train(inputs, labels, 1000, epochs=2)
     audit = audit_of(model, inputs, labels)
@@ -264,7 +264,7 @@ def test_equal_inputs_leave_only_the_model() -> None:
     assert audit.frame["score"].notna().all()
 
 
-def test_the_model_comes_back_as_it_was() -> None:
+def test_the_model_is_not_modified() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3)).train()
     model[0].requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}

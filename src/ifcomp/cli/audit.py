@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 EPILOG = "[bold]Example:[/bold] ifcomp audit run.ifcomp --top 20 --report audit.html"
 
-#: Longest name or text in the printed table.
+#: Largest number of characters of a name or text in the printed table.
 NAME_CHARACTERS = 40
 
-#: Largest number of layers that are listed.
+#: Largest number of layers that are listed by name.
 MAX_LISTED = 6
 
 
@@ -63,7 +63,7 @@ def audit(
     ] = "audit.csv",
     top: Annotated[int, typer.Option(min=0, help="Number of labels to print, most suspicious first.")] = 10,
     max_suspects: Annotated[
-        int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects.")
+        int | None, typer.Option(min=0, help=f"Exit with {GATE} if there are more suspects than this.")
     ] = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write the page of 'ifcomp report', .html.")
@@ -74,9 +74,9 @@ def audit(
 
     No fit is needed: ifcomp audit --model net:build --weights net.safetensors --data npz:train.npz
 
-    Every layer predicts each label from the other examples. Layers that have memorised the labels get little weight.
-    The score is log p(suggested) - log p(label) of the pooled predictions in nats. Larger = more suspicious. With a run
-    the table also has label complexity.
+    Predictors on every layer predict each label from the other examples. Layers that have memorised the labels get
+    little weight. The score is log p(suggested) - log p(label) of the pooled predictions in nats; larger = more
+    suspicious. With a run the table also has label complexity.
     """
     from ifcomp.cli.report import write_report
     from ifcomp.cli.run import check_labelled, open_run
@@ -117,7 +117,7 @@ def audit(
 
 
 def _gate(result: LabelAudit, max_suspects: int | None) -> str | None:
-    """Return why the command exits with `GATE`, or None if it does not."""
+    """Return the reason for exit code `GATE`; None if there are not too many suspects."""
     count = len(result.suspects)
     if max_suspects is None or count <= max_suspects:
         return None
@@ -160,7 +160,7 @@ def _top_table(result: LabelAudit, rows: Sequence[dict[str, Any]], names: Sequen
 
 
 def _disagreement(result: LabelAudit, row: dict[str, Any]) -> str:
-    """Count the neighbours with another label, over all layers that carry the audit."""
+    """Return the number of neighbours with another label, over all layers that carry the audit."""
     labels = [label for near in result.neighbours(row["index"])["neighbour_labels"] for label in near]
     return f"{sum(label != row['label'] for label in labels)} of {len(labels)}"
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"
 
-#: Number of suspicious examples with a preview.
+#: Largest number of suspicious examples with a preview.
 MAX_PREVIEWS = 200
 
-#: Number of layers with neighbours of a suspect, and the number of neighbours per layer.
+#: Largest number of layers in which a suspect has neighbours, and of neighbours per layer.
 MAX_LAYERS = 3
 MAX_NEIGHBOURS = 4
 
@@ -118,15 +118,15 @@ def write_report(
 ) -> None:
     """Write the report of an audit.
 
-    Suspects are shown with their neighbours and, after a fit on the same data, with influential training examples.
+    The report shows neighbours of the suspects and, after a fit on the same data, influential training examples.
 
     Args:
         path: File to write.
         run: The run, for names and provenance.
         ifc: Predictor of the run.
         source: The audited data.
-        audit: Its audit.
-        reference: Data on which the predictors of the audit are fitted; None stands for the audited data.
+        audit: Audit of this data.
+        reference: Data on which the predictors of the audit were fitted; None stands for the audited data.
         title: Heading of the page.
         calibration: Reliability curves, as in `build_report`.
         complexity: Complexity of in-distribution and OOD inputs, as in `build_report`.

@@ -43,7 +43,12 @@ def check_not_shuffled(data: Any) -> None:
 
 
 def check_audit_order(data: Any) -> None:
-    """Raise DataError if an audit would read a DataLoader that shuffles, or an iterator."""
+    """Raise an error if the data of an audit is an iterator or a DataLoader that shuffles.
+
+    Raises:
+        LengthChangedError: If it is an iterator.
+        DataError: If it shuffles.
+    """
     if isinstance(data, Iterator):
         raise LengthChangedError(
             f"An audit reads the data twice, but a {type(data).__name__} can be iterated over only once. Give a "

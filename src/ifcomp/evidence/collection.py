@@ -1,4 +1,4 @@
-"""Collect the evidence about labels: the distributions of all predictors, and the nearest neighbours per layer."""
+"""Collection of the evidence about labels: distributions of all predictors, and nearest neighbours per layer."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ COMPONENTS = 128
 #: Largest number of examples among which neighbours are searched.
 MAX_REFERENCE = 20_000
 
-#: Nearest neighbours that are kept as an explanation.
+#: Number of nearest neighbours per example that are kept as an explanation.
 KEPT_NEIGHBOURS = 5
 
-#: Largest difference between the logits of two passes over the same data, relative to the largest logit.
+#: Largest allowed difference between the logits of two passes over the same data, relative to the largest logit.
 _LOGIT_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """Results of the first pass: labels [n], logits [n, K] and moments of features by layer.
+    """Results of the first pass.
 
-    Layers without features of one size for all examples have no moments.
+    Attributes:
+        labels: Given labels [n].
+        logits: Logits [n, K].
+        moments: Moments of the features by layer. Layers whose features differ in size between examples are missing.
     """
 
     labels: Tensor
@@ -66,12 +69,12 @@ def collect_evidence(
     """Read features in two passes, fit the predictors of every layer and evaluate them.
 
     Args:
-        reader: Reads the features of the layers.
-        data: Labelled data, in the same order in both passes.
+        reader: Reader of the features.
+        data: Labelled data with the same order in both passes.
         reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
         seed: Seed of projections and samples.
-        memory_bytes: Bytes of features, and of distributions, beyond which they are in temporary files.
-        max_reference: Largest number of examples among which neighbours are searched: a seeded sample.
+        memory_bytes: Memory limit in bytes, for features and for distributions. Larger ones are in temporary files.
+        max_reference: Largest number of examples among which neighbours are searched. More are sampled.
         progress: Show progress bars; None shows them on terminals.
     """
     progress = progress if process_info().rank == 0 else False
@@ -102,13 +105,13 @@ def collect_evidence(
 
 @dataclass(frozen=True)
 class _LayerData:
-    """Features of one layer.
+    """Features of one layer, and the labels that its predictors are fitted on.
 
     Attributes:
         features: Features of the data, [n, d].
         reference: Features of the reference, [m, d].
         labels: Labels of the reference, [m].
-        is_same: Whether the data is its own reference.
+        is_same: Whether the reference is the data itself.
     """
 
     features: np.ndarray
@@ -124,7 +127,7 @@ class _LayerData:
 
 
 def _predict(layer: _LayerData, classes: int, chosen: Tensor, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Rotate a layer. Return the distributions [n, K] of both predictors and positions of the nearest neighbours."""
+    """Rotate the features in place. Return the distributions [n, K] of both predictors, and the nearest neighbours."""
     spectrum = find_spectrum(layer.reference)
     layer.rotate(spectrum)
     vote_shares, nearest = _votes(layer, classes, chosen)
@@ -134,11 +137,11 @@ def _predict(layer: _LayerData, classes: int, chosen: Tensor, seed: int) -> tupl
 
 
 def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Votes [n, K] of neighbours among the leading principal components, and positions of the nearest.
+    """Return votes [n, K] of neighbours by the leading principal components, and positions of the nearest ones.
 
     Args:
-        layer: The layer.
-        classes: K.
+        layer: Rotated features of the layer.
+        classes: Number of classes K.
         chosen: Positions of the reference examples among which neighbours are searched.
     """
     labels = layer.labels[chosen]
@@ -153,7 +156,7 @@ def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray,
 
 
 def _summarise(reader: FeatureReader, data: Iterable[Any], title: str, progress: bool | None) -> _Summary:
-    """The first pass."""
+    """Run the first pass."""
     moments: dict[tuple[str, int], Moments] = {}
     rows: list[tuple[int, Tensor, Tensor]] = []
     for part in reader.read(_batches(data, title, progress)):
@@ -173,7 +176,7 @@ def _summarise(reader: FeatureReader, data: Iterable[Any], title: str, progress:
 
 
 def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary, seed: int) -> dict[str, FeatureMap]:
-    """Maps of all layers whose features are not constant in the reference and have the same size in the data."""
+    """Return the feature maps of all layers with features of one size in data and reference that are not constant."""
     maps = {}
     for index, name in enumerate(reader.names):
         if name in base.moments and name in data.moments and base.moments[name].size == data.moments[name].size:
@@ -195,7 +198,7 @@ def _store(
     title: str,
     progress: bool | None,
 ) -> Mapping[str, np.ndarray]:
-    """The second pass: features [n, d] of every layer, on all processes."""
+    """Run the second pass. Return the features [n, d] of every layer, on all processes."""
     count, sizes = len(summary.labels), {name: found.size for name, found in maps.items()}
     arrays = allocate(count, sizes, _numpy_dtype(reader), memory_bytes)
     seen = 0
@@ -218,11 +221,11 @@ def _check_repeated(part: RawFeatures, labels: Tensor, logits: Tensor) -> None:
         last = part.position + len(labels) - 1
         raise DataError(
             f"Examples {part.position} to {last} differ between the two passes over the data: it is shuffled, or its "
-            "inputs are transformed at random. Give data that is the same each time it is iterated over: "
-            "shuffle=False, and the transforms of the evaluation."
+            "inputs are transformed at random. Give data that is the same in every pass: use shuffle=False, and the "
+            "transforms of evaluation instead of those of training."
         )
 
 
 def _batches(data: Iterable[Any], title: str, progress: bool | None) -> Iterator[Batch]:
-    """This process's share of every batch, with a progress bar."""
+    """Iterate over this process's share of every batch, with a progress bar."""
     return shard_batches(as_batches(track(data, title, progress)))

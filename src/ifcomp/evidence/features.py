@@ -1,6 +1,6 @@
 """Features of the layers of a model: pooled inputs of weight layers, standardised and projected.
 
-Two forward passes read them. The first accumulates moments, the second standardises, projects and stores.
+They are read in two forward passes. The first accumulates moments; the second standardises, projects and stores.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ifcomp.microbatches import Microbatches, check_batch
 #: Name of the raw input among the layers.
 INPUT = "input"
 
-#: Largest number of layers, beside the raw input and token counts.
+#: Largest number of layers, in addition to raw input and token counts.
 MAX_LAYERS = 8
 
-#: Features of one layer beyond which they are projected to this number.
+#: Largest number of features of one layer. More are projected to this number.
 MAX_FEATURES = 1000
 
-#: Positions per axis of the pooled raw image.
+#: Number of positions per axis of the pooled raw image.
 _INPUT_GRID = 8
 
 #: Standard deviation relative to the largest magnitude below which a feature counts as constant.
@@ -45,9 +45,9 @@ class RawFeatures:
 
     Attributes:
         position: Index of the first example.
-        features: [B, D] by layer, on the CPU. Layers that this microbatch does not call are missing.
-        logits: [B, K] in float64.
-        labels: [B].
+        features: Features [B, D] by layer, on the CPU. Layers without a call in this microbatch are missing.
+        logits: Logits [B, K] in float64.
+        labels: Given labels [B].
     """
 
     position: int
@@ -57,15 +57,21 @@ class RawFeatures:
 
 
 class FeatureReader:
-    """Reads the features of the chosen layers of a model."""
+    """Reader of the features of a model.
+
+    Attributes:
+        recorder: Recorder of the model.
+        layers: Chosen layers: embeddings, then at most `MAX_LAYERS` others in the order of the forward pass.
+        has_input: Whether the model has floating-point inputs, which are features too.
+    """
 
     def __init__(self, recorder: Recorder, first: Batch, limit: int | None = None) -> None:
         """Choose the layers from the first batch.
 
         Args:
-            recorder: Records the model.
-            first: A batch of the data.
-            limit: Bytes that the tensors of a microbatch may take.
+            recorder: Recorder of the model.
+            first: First batch of the data.
+            limit: Memory limit of the tensors of a microbatch, in bytes; None for no limit.
         """
         self.recorder = recorder
         self._microbatches = Microbatches(recorder.device, limit=limit, repeat_trials=True)
@@ -78,7 +84,7 @@ class FeatureReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the layers in the order of the forward pass, after the raw input."""
+        """Names of the raw input, if any, and of `layers`."""
         return (*((INPUT,) if self.has_input else ()), *map(_feature_name, self.layers))
 
     @cached_property
@@ -106,7 +112,7 @@ class FeatureReader:
         return RawFeatures(batch.position, features, logits, batch.labels.cpu())
 
     def _kept_positions(self, recording: Recording, batch: Batch) -> Tensor | None:
-        """Positions that are not padding, [B, T]: an ``attention_mask``, or those that a layer knows."""
+        """Return the positions that are not padding, [B, T]: from ``attention_mask``, else from a layer, else None."""
         mask = batch.kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             return mask != 0
@@ -119,7 +125,7 @@ class FeatureReader:
 
 
 def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tuple[Layer, ...]:
-    """Layers with features, in the order of the forward pass: every input once, at most `MAX_LAYERS` in all."""
+    """Choose the layers with features. Layers with the same input are represented by the first of them."""
     known = {_storage(value) for value in batch.tensors() if value.is_floating_point()}
     by_name = {layer.name: layer for layer in layers}
     found: list[Layer] = []
@@ -137,12 +143,12 @@ def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tupl
 
 
 def _feature_name(layer: Layer) -> str:
-    """The name of a layer among the features. Raw input and model have names that a module may have too."""
+    """Return the name of a layer, distinct from the names of the raw input and of the model."""
     return f"{layer.name} (layer)" if layer.name in (INPUT, MODEL) else layer.name
 
 
 def _storage(value: Tensor) -> tuple[object, ...]:
-    """Identifies the elements of a tensor in memory, whatever its shape and the order of its axes."""
+    """Return a key of the elements of a tensor in memory. It does not depend on shape and order of axes."""
     axes: list[tuple[int, int]] = []
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True), reverse=True):
         if axes and axes[-1][0] == stride * size:
@@ -153,9 +159,9 @@ def _storage(value: Tensor) -> tuple[object, ...]:
 
 
 def _layer_features(recording: Recording, layer: Layer, kept: Tensor | None) -> Tensor | None:
-    """Mean over the calls of a layer, [B, D]; None for layers without features or without a call.
+    """Return the mean features over the calls of a layer, [B, D]; None for layers without features or calls.
 
-    A layer that is called on inputs of several sizes is summarised by the calls that are like the first.
+    If the calls have features of several sizes, only those with the size of the first call count.
     """
     if layer.name not in recording.calls:
         return None
@@ -170,7 +176,7 @@ def _layer_features(recording: Recording, layer: Layer, kept: Tensor | None) -> 
 
 
 def _input_features(batch: Batch, dtype: torch.dtype) -> Tensor | None:
-    """The floating-point inputs of the model with a batch axis, images and videos pooled, [B, D]; None without any."""
+    """Return all floating-point inputs with a batch axis, [B, D]; None without any. Images and videos are pooled."""
     parts = []
     batched = batch.batched().values()
     for value, has_axis in zip(batch.tensors(), batched, strict=True):
@@ -182,11 +188,11 @@ def _input_features(batch: Batch, dtype: torch.dtype) -> Tensor | None:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Standardisation and projection of the features of one layer.
+    """Map from raw to stored features of one layer: standardisation and projection.
 
     Attributes:
-        columns: Features that are not constant, [D'].
-        mean: Their mean, [D'].
+        columns: Indices of the features that are not constant, [D'].
+        mean: Mean of these features, [D'].
         scale: Reciprocal standard deviation, or inverse document frequency of token counts, [D'].
         projection: Gaussian projection [D', `MAX_FEATURES`], or None.
     """
@@ -198,7 +204,7 @@ class FeatureMap:
 
     @property
     def size(self) -> int:
-        """Number of features."""
+        """Number of features after the projection."""
         return len(self.columns) if self.projection is None else self.projection.shape[1]
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -209,7 +215,15 @@ class FeatureMap:
 
 @dataclass
 class Moments:
-    """Sums over examples of the raw features of one layer, in float64."""
+    """Statistics of the raw features of one layer over examples, in float64.
+
+    Attributes:
+        count: Number of examples.
+        total: Sum of the features, [D].
+        squares: Sum of the squared features, [D].
+        nonzero: Number of examples in which a feature is not zero, [D].
+        largest: Largest magnitude, [D].
+    """
 
     count: int
     total: Tensor
@@ -224,7 +238,7 @@ class Moments:
 
     @classmethod
     def zeros(cls, size: int) -> Moments:
-        """Moments without examples."""
+        """Return the moments of no examples."""
         zeros = (torch.zeros(size, dtype=torch.float64) for _ in range(4))
         return cls(0, *zeros)
 
@@ -239,7 +253,7 @@ class Moments:
 
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
-        """Moments of the examples of all parts."""
+        """Return the moments of the examples of all parts."""
         return cls(
             sum(part.count for part in parts),
             torch.stack([part.total for part in parts]).sum(0),
@@ -249,7 +263,7 @@ class Moments:
         )
 
     def feature_map(self, counts_tokens: bool, dtype: torch.dtype, seed: int) -> FeatureMap | None:
-        """The map of the layer; None if all features are constant.
+        """Return the map of the layer; None if all features are constant.
 
         Args:
             counts_tokens: Whether features are weighted by inverse document frequency instead of standardised.
@@ -274,7 +288,7 @@ class Moments:
 
 @contextmanager
 def all_trainable(model: nn.Module) -> Iterator[None]:
-    """Let all parameters require gradients inside, so that frozen layers are recorded too."""
+    """Set ``requires_grad`` of all parameters within the context, so that frozen layers are recorded too."""
     frozen = [value for value in model.parameters() if value.is_floating_point() and not value.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)
@@ -286,9 +300,9 @@ def all_trainable(model: nn.Module) -> Iterator[None]:
 
 
 def check_count(expected: int, actual: int) -> None:
-    """Raise LengthChangedError if the second pass saw another number of examples."""
+    """Raise LengthChangedError if the numbers of examples of both passes differ."""
     if expected != actual:
         raise LengthChangedError(
-            f"The first pass over the data saw {expected:,} examples, the second {actual:,}. Give data that can be "
+            f"The first pass over the data has {expected:,} examples, the second {actual:,}. Give data that can be "
             "iterated over twice: a DataLoader or a list of batches, not a generator."
         )

@@ -1,4 +1,4 @@
-"""`Evidence`: the distributions over labels that the layers of a model predict."""
+"""Evidence about labels: the distributions that the predictors of all layers return."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Layer and predictor of the member that is the model's softmax.
+#: Name of the layer and of the predictor of the model's softmax.
 MODEL = "model"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A predictor of labels.
+    """One member of the pool: a predictor of labels, evaluated on all examples.
 
     Attributes:
         layer: Name of the layer; "model" for the softmax.
         predictor: "votes", "readout" or "model".
-        probabilities: [n, K].
-        is_trained: Whether the features depend on the weights of the model. Those of the raw input and of counted
-            tokens do not, so that they cannot have memorised a label.
+        probabilities: Predicted distributions [n, K].
+        is_trained: Whether the features depend on the weights of the model. Raw input and token counts do not, so
+            they cannot have memorised a label.
     """
 
     layer: str
@@ -31,14 +31,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Distributions over labels from every layer.
+    """Predictions of all members about the labels of a data set.
 
     Attributes:
         labels: Given labels [n].
-        members: Predictors in the order of the layers; the last is the model's softmax.
-        neighbours: Positions of the nearest reference examples by layer, nearest first, [n, a few].
+        members: Members in the order of the layers; the last is the model's softmax.
+        neighbours: Positions of the k nearest reference examples by layer, nearest first, [n, k].
         reference_labels: Labels of the reference examples.
-        is_left_out: Whether the data is its own reference, so that every example is left out of its prediction.
+        is_left_out: Whether the reference is the data itself. Every example is then left out of its prediction.
     """
 
     labels: np.ndarray

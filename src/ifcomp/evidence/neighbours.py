@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Number of neighbours that vote, unless classes are small.
+#: Largest number of neighbours that vote.
 NEIGHBOURS = 50
 
-#: Votes that follow the class frequencies.
+#: Weight m of the class frequencies, in votes.
 PRIOR_VOTES = 1.0
 
-#: Elements of one block of similarities.
+#: Number of elements of one block of similarities.
 _BLOCK_ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest reference examples.
+    """The k nearest reference examples of n queries.
 
     Attributes:
         indices: Positions in the reference set, nearest first, [n, k].
-        similarities: Cosines, [n, k].
+        similarities: Cosines between query and neighbour, [n, k].
     """
 
     indices: Tensor
@@ -32,20 +32,21 @@ class Neighbours:
 
 
 def neighbour_count(labels: Tensor) -> int:
-    """Number of neighbours that vote: 50, or half the median class size if that is smaller; at least 1."""
+    """Return the number of neighbours that vote: 50, or half the median class size if that is smaller; at least 1."""
     sizes = torch.bincount(labels)
     median = float(np.median(sizes[sizes > 0].numpy()))
     return max(1, min(NEIGHBOURS, int(median / 2), len(labels) - 1))
 
 
 def find_neighbours(queries: Tensor, reference: Tensor, count: int, own: Tensor | None = None) -> Neighbours:
-    """Find the reference rows with the largest cosine.
+    """Find the reference examples with the largest cosine.
 
     Args:
         queries: Centred features [n, d].
         reference: Centred features of the reference set [m, d].
         count: Number of neighbours k.
-        own: Position of every query in the reference set, or -1, [n]. An example is not its own neighbour.
+        own: Position of every query in the reference set, or -1 if it is not in it, [n]. An example is not its own
+            neighbour. None if no query is in the reference set.
     """
     queries, reference = (torch.nn.functional.normalize(rows, dim=1) for rows in (queries, reference))
     step = max(1, _BLOCK_ELEMENTS // len(reference))
@@ -63,12 +64,14 @@ def find_neighbours(queries: Tensor, reference: Tensor, count: int, own: Tensor 
 
 
 def votes(neighbours: Neighbours, labels: Tensor, num_classes: int) -> np.ndarray:
-    """Smoothed shares of the labels of the neighbours, ``(count + m pi) / (k + m)``, [n, K] in float64.
+    """Return the smoothed shares of the labels of k neighbours, [n, K] in float64.
+
+    The share of a label is ``(count + m pi) / (k + m)`` with its frequency pi in the reference and m = `PRIOR_VOTES`.
 
     Args:
         neighbours: Neighbours in the reference set.
         labels: Labels of the reference set, [m].
-        num_classes: K.
+        num_classes: Number of classes K.
     """
     frequencies = torch.bincount(labels, minlength=num_classes).double() / len(labels)
     given = labels[neighbours.indices]

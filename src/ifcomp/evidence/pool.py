@@ -1,11 +1,14 @@
 """The pool: a weighted mixture of the predictors of all layers and the model's softmax.
 
-A member that has memorised the labels agrees with a given label where the other members contradict it. An uninformative
-member does not agree where the others support the label. The weight of a member is ``s (1 - r)^4``, times a prior that
-keeps many similar layers from outvoting the input. The support s is the share of labels that the member predicts among
-those that the pool of the other members supports. The echo r is the share among those that the others contradict. Both
-shares weigh a label by the margin of the others, ``|p(given) - p(most probable other label)|``, so that hesitant
-mistakes of weak members count little.
+A member that has memorised the labels agrees with given labels that the other members contradict. An uninformative
+member disagrees with labels that the others support. The weight of a member is ``s (1 - r)^4`` times a prior:
+
+- The support s is the share of labels that the member predicts, among those that the pool of the others supports.
+- The echo r is the same share among the labels that the pool of the others contradicts.
+- The prior limits the total weight of trained features, so that many similar layers do not outvote the input.
+
+In both shares a label counts by the margin of the others, ``|p(given) - p(most probable other label)|``, so that
+uncertain predictions count little.
 """
 
 from __future__ import annotations
@@ -21,33 +24,33 @@ from ifcomp.evidence.seeds import seeded_sample
 #: Exponent of ``1 - r``.
 _POWER = 4
 
-#: Largest number of iterations; each moves the weights half of the way. They stop at a smaller change of all weights.
+#: Largest number of iterations, and change of the weights below which they stop. Each goes half of the way.
 _STEPS, _SMALLEST_CHANGE = 40, 1e-6
 
-#: Weights come from at most this number of examples.
+#: Largest number of examples from which weights are computed.
 _SAMPLE = 20_000
 
-#: Largest number of probabilities from which weights are computed.
+#: Largest number of probabilities from which weights are computed; 1,000 examples are always used.
 _SAMPLE_ELEMENTS = 2**26
 
-#: Margins in favour of an echo of 0, as a share of the number of examples. On clean data there are few contradictions,
-#: and an accurate member rightly agrees with these labels.
+#: Prior margin in favour of an echo of 0, as a multiple of the number of examples. On clean data the others contradict
+#: few labels, and an accurate member is right to agree with them.
 _PRIOR_CONTRADICTION = 0.03
 
-#: Largest total weight of trained features, relative to that of untrained ones. A network has many similar layers, but
-#: only one input.
+#: Largest total prior of members with trained features, relative to that of the others. A network has many similar
+#: layers, but only one input.
 _TRAINED_SHARE = 3.0
 
-#: Weight of trained features at the start.
+#: Starting weight of members with trained features; the others start at 1.
 _TRAINED_START = 1e-3
 
 
 @dataclass(frozen=True)
 class PoolWeights:
-    """Weights of the members.
+    """Weights of the members, and the shares from which they follow.
 
     Attributes:
-        weight: Weight of every member, the largest is 1, [M].
+        weight: Weight of every member, [M]; the largest is 1.
         support: Smoothed share s of every member, [M].
         echo: Smoothed share r of every member, [M].
     """
@@ -58,7 +61,7 @@ class PoolWeights:
 
 
 def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0) -> PoolWeights:
-    """Iterate the weights from those of `starting_weights`.
+    """Compute the weights by iteration from `starting_weights`.
 
     Args:
         members: Members in the order of the layers.
@@ -84,11 +87,11 @@ def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0
 
 
 def starting_weights(members: Sequence[Member]) -> np.ndarray:
-    """Weights from which the iteration starts, [M].
+    """Return the weights from which the iteration starts, [M].
 
     Layers that have memorised the labels agree with each other and may be the majority. Untrained features cannot have
-    memorised a label, so they judge the others first. Without any, the weights decrease with depth, because late layers
-    memorise first.
+    memorised a label, so they have nearly all of the starting weight. Without untrained features, the weights decrease
+    with depth, because late layers memorise first.
     """
     is_trained = np.array([member.is_trained for member in members])
     if is_trained.all():
@@ -97,9 +100,9 @@ def starting_weights(members: Sequence[Member]) -> np.ndarray:
 
 
 def member_priors(members: Sequence[Member]) -> np.ndarray:
-    """Factors of the weights [M]: 1 for untrained features, at most 1 for trained ones.
+    """Return the priors [M]: 1 for members with untrained features, at most 1 for the others.
 
-    All trained members together have at most `_TRAINED_SHARE` times the prior weight of the untrained ones.
+    The priors of trained members sum to at most `_TRAINED_SHARE` times those of untrained ones.
     """
     is_trained = np.array([member.is_trained for member in members])
     untrained = (~is_trained).sum()
@@ -111,7 +114,7 @@ def member_priors(members: Sequence[Member]) -> np.ndarray:
 def _rates(
     members: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Support s and echo r of every member. Without examples to judge by, s is 1 and r is 0."""
+    """Return support s and echo r, [M]. If the others support no label, s is 1; if they contradict none, r is 0."""
     total = sum(value * member for value, member in zip(weight, members, strict=True))
     support, echo = np.empty(len(members)), np.empty(len(members))
     for index, member in enumerate(members):
@@ -124,7 +127,7 @@ def _rates(
 
 
 def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Probability of the given label minus the largest other probability, [n]."""
+    """Return the probability of the given label minus the largest other probability, [n]."""
     others = probabilities.copy()
     np.put_along_axis(others, labels[:, None], -np.inf, 1)
     given = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
@@ -133,7 +136,7 @@ def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def mix(members: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """The weighted mean of the distributions of all members, [n, K] in float64."""
+    """Return the weighted mean of the distributions of all members, [n, K] in float64."""
     result = np.zeros(members[0].shape)
     for value, member in zip(weight / weight.sum(), members, strict=True):
         result += value * member

@@ -1,4 +1,4 @@
-"""Ridge regression of the label on the features of a layer, with closed-form leave-one-out predictions."""
+"""Readouts: ridge regressions of the label on the features of a layer, with closed-form leave-one-out predictions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from ifcomp.evidence.seeds import seeded_sample
 
-#: Rows of one block of matrix products.
+#: Number of rows of one block of matrix products.
 BLOCK_ROWS = 8192
 
-#: Ridge as a multiple of the number of examples. The grid is extended if its edge is the best.
+#: Grid of ridges, as multiples of the number of examples. It is extended if its edge is the best.
 _RIDGES = tuple(10.0**power for power in range(-5, 1))
 
-#: Scale of the softmax over predictions. The grid is extended if its edge is the best.
+#: Grid of scales of the softmax over predictions. It is extended if its edge is the best.
 _SCALES = tuple(2.0**power for power in range(-1, 6))
 
 #: Largest number of steps beyond the edge of a grid.
 _MAX_EXTENSION = 4
 
-#: Ridge and scale are chosen on at most this number of predictions, and on at least this number of examples.
+#: Largest number of predictions on which ridge and scale are chosen, and smallest number of examples if there are more.
 _CHOICE_ELEMENTS, _MIN_CHOICE = 200_000, 2_000
 
-#: Leave-one-out predictions need ``1 - h`` of at least this multiple of the rounding error of the features.
+#: Smallest ``1 - h`` of leave-one-out predictions, as a multiple of the rounding error of the features.
 _MIN_COMPLEMENT = 1000.0
 
 
@@ -36,7 +36,7 @@ class Spectrum:
 
     Attributes:
         count: Number of examples n.
-        mean: [d] in float64.
+        mean: Mean of the features, [d] in float64.
         values: Eigenvalues of ``X^T X`` of the centred features X, [d], largest first.
         vectors: Eigenvectors, [d, d].
         rounding: Relative rounding error of the features.
@@ -62,7 +62,7 @@ def blocks(features: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
 
 
 def find_spectrum(features: np.ndarray) -> Spectrum:
-    """Decompose the covariance of features [n, d]. Cost: n d^2 + d^3, in float64."""
+    """Decompose the covariance of features [n, d] in float64. Cost: n d^2 + d^3."""
     size = features.shape[1]
     total, gram = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
     for _, rows in blocks(features):
@@ -94,12 +94,12 @@ class Readout:
     scale: float
 
     def probabilities(self, rotated: np.ndarray, labels: Tensor | None = None) -> np.ndarray:
-        """Predicted distributions [n, K] in float64.
+        """Return the predicted distributions [n, K] in float64.
 
         Args:
             rotated: Rotated features [n, d].
-            labels: Labels [n] of the examples that the regression was fitted on: each example is left out of its
-                prediction. None for other examples.
+            labels: Labels [n] if these are the examples that the regression was fitted on. Each is then left out of
+                its prediction. None for other examples.
         """
         result = np.empty((len(rotated), len(self.frequencies)))
         for part, rows in blocks(rotated):
@@ -108,11 +108,11 @@ class Readout:
         return result
 
     def predictions(self, rotated: Tensor, labels: Tensor | None) -> Tensor:
-        """Predictions [B, K] of rotated features [B, d], leave-one-out if labels are given.
+        """Return the predictions [B, K] of rotated features [B, d], leave-one-out if labels are given.
 
         The leave-one-out prediction of example i is ``y - (y - f) / (1 - h)`` with the leverage
-        ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)``. If h is 1 up to rounding, the prediction is the class frequencies:
-        neither an outlier nor a regression that interpolates its labels may repeat them.
+        ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)``. If h is 1 up to rounding, the prediction is the class frequencies.
+        Otherwise outliers and regressions that interpolate the labels would repeat them.
         """
         inverse = 1 / (self.spectrum.values + self.ridge)
         fitted = self.frequencies + rotated @ (inverse.unsqueeze(1) * self.moments)
@@ -126,14 +126,14 @@ class Readout:
 
 
 def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum: Spectrum, *, seed: int = 0) -> Readout:
-    """Fit the regression. Ridge and scale are chosen by leave-one-out error and likelihood.
+    """Fit a readout. The ridge is chosen by leave-one-out error, the scale by leave-one-out likelihood.
 
     Args:
         rotated: Features [n, d], rotated by the spectrum.
         labels: Labels [n].
-        num_classes: K.
+        num_classes: Number of classes K.
         spectrum: Spectrum of the features.
-        seed: Seed of the examples on which ridge and scale are chosen if n K is large.
+        seed: Seed of the sample on which ridge and scale are chosen if n K is large.
     """
     frequencies = torch.bincount(labels, minlength=num_classes).double() / len(labels)
     moments = torch.zeros(rotated.shape[1], num_classes, dtype=torch.float64)
@@ -159,7 +159,7 @@ def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum:
 
 
 def minimise_on_grid(function: Callable[[float], float], grid: tuple[float, ...]) -> float:
-    """Return the best point of a geometric grid. While the best point is an edge, the grid grows there."""
+    """Return the best point of a geometric grid. At a best edge the grid grows, by at most `_MAX_EXTENSION` points."""
     factor = grid[1] / grid[0]
     values = {point: function(point) for point in grid}
     for _ in range(_MAX_EXTENSION):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def seeded_sample(count: int, size: int, seed: int) -> Tensor:
-    """Sorted indices of at most ``size`` of ``count`` examples; all of them if they are not more."""
+    """Return sorted indices of ``size`` of ``count`` examples, drawn at random; all if there are no more."""
     if count <= size:
         return torch.arange(count)
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Large arrays of one row per example, in memory or in temporary files."""
+"""Large arrays with one row per example, in memory or in temporary files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-#: Bytes beyond which arrays are in temporary files.
+#: Number of bytes beyond which arrays are in temporary files.
 MEMORY_BYTES = 2**30
 
 
 def allocate(
     rows: int, sizes: Mapping[str, int], dtype: np.dtype, memory_bytes: int = MEMORY_BYTES
 ) -> dict[str, np.ndarray]:
-    """Return zeros [rows, size] by name. Temporary files have no name and disappear with their array.
+    """Return arrays of zeros [rows, size] by name. Temporary files have no name and are deleted with their array.
 
     Args:
         rows: Number of examples n.
         sizes: Number of columns by name.
-        dtype: Precision.
-        memory_bytes: Bytes of all arrays beyond which each is in a temporary file.
+        dtype: Data type of all arrays.
+        memory_bytes: Memory limit of all arrays together. Beyond it each is in a temporary file.
     """
     if rows * sum(sizes.values()) * dtype.itemsize <= memory_bytes:
         return {name: np.zeros((rows, size), dtype) for name, size in sizes.items()}

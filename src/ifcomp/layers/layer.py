@@ -81,7 +81,7 @@ class Layer(ABC):
         return None
 
     def kept_positions(self, value: Tensor) -> Tensor | None:
-        """Positions of inputs [B, R, ...] that are not padding, [B, R]; None if the layer does not know them."""
+        """Positions of inputs [B, R, ...] that are not padding, [B, R]; None if the layer cannot determine them."""
         return None
 
     @property

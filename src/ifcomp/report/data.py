@@ -26,14 +26,14 @@ OPTIONAL_COLUMNS = ("label_complexity",)
 
 
 class Audit(Protocol):
-    """A label audit, such as `ifcomp.tasks.audit.LabelAudit`; larger = more suspicious, codelengths in nats.
+    """A label audit, such as `ifcomp.tasks.audit.LabelAudit`. Scores are in nats; larger = more suspicious.
 
     Attributes:
         frame: One row per example, with the columns of `AUDIT_COLUMNS`.
         ranked: The same rows, most suspicious first.
         headline: Summary of the audit.
         noise_rate: Estimated share of wrong labels.
-        weights: Members of the pool: layer, predictor, weight, support and echo.
+        weights: One row per member of the pool: layer, predictor, weight, support and echo.
         settings: Settings of the audit.
         descriptions: Meaning, direction and unit of the columns.
     """

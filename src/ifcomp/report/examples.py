@@ -55,7 +55,13 @@ class TrainingExample:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A nearest example of a suspect: position and label in the reference, and a preview or None."""
+    """One of the nearest examples of a suspect.
+
+    Attributes:
+        index: Position in the reference of the audit.
+        label: Given label of the neighbour.
+        preview: Preview of the neighbour, or None.
+    """
 
     index: int
     label: int
@@ -69,7 +75,7 @@ class LayerNeighbours:
     Attributes:
         layer: Name of the layer.
         weight: Weight of their votes in the pool, from 0 to 1.
-        examples: The neighbours, nearest first.
+        examples: Neighbours, nearest first.
     """
 
     layer: str

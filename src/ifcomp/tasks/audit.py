@@ -1,4 +1,4 @@
-"""Label audits: the pooled evidence of all layers as a table of labels, with suspects, noise rate and explanation."""
+"""Label audits: a table of labels from the pooled evidence of all layers, with suspects and noise rate."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from ifcomp.tasks.suspects import label_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Damping of label complexity in audits. Its AUROC is at or above that of the plain loss at every stage of training
-#: (experiments/audit_defaults/results).
+#: Damping of label complexity in audits. With it the mean AUROC of wrong labels is at least that of the plain loss at
+#: every stage of training (experiments/audit_defaults/results).
 AUDIT_DAMPING = Relative(10.0)
 
-#: Number of suspects with influential examples, and the number of supporting and of contradicting ones each.
+#: Largest number of suspects with influential examples, and number of supporting and of contradicting examples of each.
 MAX_EXPLAINED, EXAMPLES_PER_SIDE = 50, 4
 
-#: Weight from which a member carries the pool.
+#: Smallest weight of the members that carry the pool. The largest weight is 1.
 _CARRYING = 0.1
 
-#: Number of carrying members below which a warning is given.
+#: Number of members that carry the pool, below which a warning is given.
 _MIN_CARRYING = 3
 
-#: `LabelAudit.memorised` from which the model counts as having memorised labels.
+#: `LabelAudit.memorised` above which the headline mentions memorised labels.
 _MEMORISED = 0.05
 
-#: Echo of the softmax from which there is no other explanation. On clean data the model may just be more accurate.
+#: Echo of the softmax above which the model has memorised labels. Below it the model may only be more accurate than its
+#: layers.
 _CLEAR_ECHO = 0.5
 
 #: Share of contradicted labels above which preprocessing, weights or the order of the classes are probably wrong.
 _MOSTLY_CONTRADICTED = 0.5
 
-#: `LabelAudit.memorised` below which they are probably wrong, too: the layers know more than the output.
+#: `LabelAudit.memorised` below which these are probably wrong, too: the layers are more accurate than the output.
 _LESS_THAN_LAYERS = -0.2
 
 #: Description of every column of `LabelAudit.frame`.
@@ -57,7 +58,7 @@ DESCRIPTIONS = {
     "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
-    "is_suspect": "whether the score is positive and among the largest; their number follows from the noise rate",
+    "is_suspect": "whether the label is a suspect: positive score, among the largest; the noise rate sets their number",
     "label_complexity": "stochastic complexity of the given label against the suggestion of the model, in nats",
 }
 
@@ -67,16 +68,19 @@ class LabelAudit:
     """Result of a label audit.
 
     Attributes:
-        frame: One row per example in the order of the data; see `DESCRIPTIONS`.
-        pred_probs: Pooled distribution [n, K]. Each example is left out of the predictors, not of the model.
+        frame: One row per example in the order of the data; `descriptions` describes the columns.
+        pred_probs: Pooled distributions [n, K]. Each example is left out of the predictors of its label, but not of the
+            training of the model.
         noise_rate: Share of wrong labels estimated by confident learning, which assumes out-of-sample probabilities.
         memorised: Accuracy of the model minus accuracy of the pool, both on the given labels.
-        weights: Members of the pool: layer, predictor, weight, and the shares ``support`` and ``echo`` of labels that
-            the member predicts where the other members support and contradict them.
-        evidence: Distributions of all members, and neighbours per layer.
+        weights: One row per member of the pool: layer, predictor, ``weight`` (the largest is 1), ``support`` and
+            ``echo``. These two are the shares of labels that the member predicts, among the labels that the other
+            members support and among those that they contradict.
+        evidence: Distributions of all members, and nearest neighbours per layer.
         settings: Settings of the audit.
         influential: Training examples that most support and most contradict the labels of the first 50 suspects, as
-            in `IFComp.explain`: suspect, role, rank, index, label and effect. None without a fit on this data.
+            in `IFComp.explain`: suspect, role, rank, index, label and effect. None without a fit on this data, without
+            suspects, in several processes, and for inputs of different shapes.
     """
 
     frame: pd.DataFrame
@@ -128,16 +132,17 @@ class LabelAudit:
         )
         if not count:
             sentences.append(
-                "Wrong labels that every layer has memorised stay hidden: check the most suspicious labels all the "
-                "same, or give reference= with labels that you trust."
+                "An audit does not find wrong labels that every layer has memorised: inspect the most suspicious "
+                "labels anyway, or give reference= with labels that you trust."
             )
         return " ".join(sentences)
 
     def why(self, index: int) -> pd.DataFrame:
-        """The evidence of every layer about one label, in the order of the layers.
+        """Return the evidence of every predictor about one label, in the order of the layers.
 
-        Columns: layer, predictor, weight, ``p_label``, ``p_suggested``, ``neighbours`` (positions of the nearest
-        examples in the reference, nearest first) and ``neighbour_labels``.
+        Columns: layer, predictor, weight, ``p_label``, ``p_suggested``, ``neighbours`` and ``neighbour_labels``.
+        ``neighbours`` are positions in the reference, by default the audited data, nearest first. Only rows of votes
+        have neighbours.
 
         Args:
             index: Position in the data.
@@ -163,9 +168,10 @@ class LabelAudit:
         return pd.DataFrame(rows)
 
     def neighbours(self, index: int) -> pd.DataFrame:
-        """The nearest examples of one example in every layer that carries the pool, largest weight first.
+        """Return the nearest examples of one example in the layers that carry the audit, largest weight first.
 
-        Columns: layer, weight, ``neighbours`` and ``neighbour_labels``. All layers are returned if none carries it.
+        A layer carries the audit if the weight of its votes is at least 0.1. All layers are returned if none does.
+        Columns: layer, weight, ``neighbours`` and ``neighbour_labels``, as in `why`.
 
         Args:
             index: Position in the data.
@@ -185,11 +191,15 @@ class LabelAudit:
         frame = self.frame.copy()
         if examples is not None:
             if len(examples) != len(frame):
-                raise DataError(f"There are {len(examples):,} names of examples, but {len(frame):,} examples.")
+                raise DataError(
+                    f"There are {len(examples):,} names of examples, but {len(frame):,} examples. Give one per example."
+                )
             _insert_after(frame, "index", "name", list(examples))
         if classes is not None:
             if len(classes) != self.pred_probs.shape[1]:
-                raise DataError(f"There are {len(classes)} class names, but {self.pred_probs.shape[1]} classes.")
+                raise DataError(
+                    f"There are {len(classes)} class names, but {self.pred_probs.shape[1]} classes. Give one per class."
+                )
             for name in ("label", "suggested"):
                 _insert_after(frame, name, f"{name}_name", [classes[label] for label in frame[name]])
         return replace(self, frame=frame)
@@ -199,7 +209,7 @@ class LabelAudit:
         write_csv(path, self.frame)
 
     def plot(self) -> Figure:
-        """Draw the weight of every layer, and how far it echoes labels that the other layers contradict."""
+        """Draw weight and echo of every member, layer by layer."""
         return plot_weights(self.weights)
 
     def __repr__(self) -> str:
@@ -210,7 +220,7 @@ class LabelAudit:
 
 
 def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int = 0) -> LabelAudit:
-    """Pool the evidence and find the suspects.
+    """Return the audit of evidence: pool the members and choose the suspects.
 
     Args:
         evidence: Distributions of all members.
@@ -249,24 +259,24 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
     if len(carrying) < _MIN_CARRYING:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
-            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. Look at audit.weights before "
-            "you rely on its suspects.",
+            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. The others have a weight below "
+            f"{_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you trust.",
             IfcompWarning,
             stacklevel=5,
         )
 
 
 def _carrying_layers(weights: pd.DataFrame) -> str:
-    """Name the layers that carry the pool."""
+    """Return the number and the names of the layers that carry the pool."""
     layers = weights.groupby("layer", sort=False)["weight"].max()
     inner = layers.drop(MODEL)
     names = list(inner[inner >= _CARRYING].index)
     text = ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}"
-    return f"{len(names)} of {len(inner)} layers ({text})" if names else "no layer in particular"
+    return f"{len(names)} of {len(inner)} layers ({text})" if names else "the output of the model alone"
 
 
 def plot_weights(weights: pd.DataFrame) -> Figure:
-    """Draw weight and echo of every member over the layers.
+    """Draw weight and echo of every member as bars, layer by layer.
 
     Args:
         weights: `LabelAudit.weights`.

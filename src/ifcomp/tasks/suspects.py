@@ -1,14 +1,14 @@
-"""From probabilities of labels to scores, the estimated noise rate and suspects."""
+"""Scores, noise rate and suspects of labels, from their probabilities."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-#: Smallest probability in a score.
+#: Smallest probability in a score; smaller ones are raised to it.
 _MIN_PROBABILITY = 1e-6
 
-#: Tolerance with which a probability reaches the threshold of a class.
+#: Rounding tolerance of the threshold of a class.
 _TOLERANCE = 1e-6
 
 
@@ -17,13 +17,13 @@ def label_table(
 ) -> tuple[pd.DataFrame, float]:
     """Return the table of a label audit and the estimated noise rate.
 
-    The suspects are the labels with the largest positive scores, as many as the noise rate stands for. Ranking is more
-    reliable than counting: the suspects that confident learning selects one by one miss more wrong labels.
+    The suspects are the labels with the largest positive scores. Their number is at most the noise rate times the
+    number of scored labels. Confident learning can also select suspects itself, but it misses more wrong labels.
 
     Args:
         probabilities: Out-of-sample probabilities [n, K].
         labels: Given labels [n].
-        is_scored: Labels that can be judged, [n]; the score of the others is NaN. None for all.
+        is_scored: Whether each label is scored, [n]; the score of the others is NaN. None for all.
     """
     rows = np.arange(len(labels))
     is_scored = np.ones(len(labels), dtype=bool) if is_scored is None else is_scored
@@ -61,8 +61,8 @@ def estimate_noise_rate(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
     The threshold of a class is the mean probability of the class over the examples with this label. The confident class
     of an example is the class that reaches its threshold; if several do, it is the most probable class. The noise rate
-    is the share of examples whose confident class is not the given one, per given class, averaged over the examples.
-    It is 0 without examples.
+    of a given class is the share of other confident classes among its examples that have a confident class. The result
+    is the mean of these rates, weighted by class size. It is 0 without examples.
 
     Args:
         probabilities: Out-of-sample probabilities [n, K].
