@@ -43,9 +43,9 @@ print(audit.suspects.head().round(3).to_string(index=False))
 # The loss of the same model, for comparison.
 with torch.no_grad():
     loss = nn.functional.cross_entropy(model(x), y, reduction="none")
-most_suspicious = {"audit": audit.frame["score"].to_numpy(), "loss": loss.numpy()}
+scores = {"audit": audit.frame["score"].to_numpy(), "loss": loss.numpy()}
 print("score  AUROC  wrong among the 360 most suspicious")
-for name, score in most_suspicious.items():
+for name, score in scores.items():
     print(f"{name:5s} {auroc(score, wrong):6.3f} {wrong[score.argsort()[::-1][:360]].sum():6d}")
 
 # Which layers contradict the first suspect?

@@ -25,7 +25,7 @@ for _ in range(100):
         optimizer.step()
 model.eval()
 
-# The probabilities of the network are in-sample. Those of the audit leave every example out of its own prediction.
+# The probabilities of the network are in-sample. The predictors of the audit leave out the example that they predict.
 audit = IFComp(model).audit([(x, y)])
 with torch.no_grad():
     in_sample = model(x).double().softmax(1).numpy()
