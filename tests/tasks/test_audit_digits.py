@@ -276,6 +276,7 @@ def test_the_model_is_not_modified() -> None:
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.filterwarnings("ignore:Only . of 3 predictors")  # the weights of the model are random
 def test_a_fit_on_the_data_adds_label_complexity_and_influential_examples() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator)
