@@ -136,8 +136,9 @@ def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def mix(members: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """Return the weighted mean of the distributions of all members, [n, K] in float64."""
+    """The weighted mean of the distributions of all members, [n, K] in float64. Rows sum to 1 up to its rounding."""
     result = np.zeros(members[0].shape)
-    for value, member in zip(weight / weight.sum(), members, strict=True):
+    for value, member in zip(weight, members, strict=True):
         result += value * member
+    result /= result.sum(1, keepdims=True)
     return result
