@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from experiments.label_audit.cases import BATCH, Case, Floats
 from ifcomp import IFComp, Relative
+from ifcomp.tasks.suspects import label_table
 
 NEIGHBOURS = 50
 SMALLEST = 1e-12
@@ -29,12 +30,14 @@ class Cleanlab:
     Attributes:
         score: ``log p(suggested) - log p(given)`` in nats, [N].
         flags: bool [N], True for label issues.
+        ranked: bool [N], True for the labels with the largest scores, as many as the audit would flag.
         noise_rate: Estimated share of wrong labels.
         accuracy: Accuracy of the probabilities on the given labels.
     """
 
     score: Floats
     flags: NDArray[np.bool_]
+    ranked: NDArray[np.bool_]
     noise_rate: float
     accuracy: float
 
@@ -104,9 +107,9 @@ def cleanlab(labels: Tensor, pred_probs: Tensor) -> Cleanlab:
         flags = find_label_issues(given, array, filter_by="confident_learning", n_jobs=1)
         joint = estimate_joint(given, array)
     accuracy = float((probability.argmax(1) == labels).double().mean())
-    return Cleanlab(
-        margin(probability.log(), labels), np.asarray(flags, dtype=bool), float(1 - np.trace(joint)), accuracy
-    )
+    ranked = label_table(array, given)[0]["is_suspect"].to_numpy()
+    score, noise_rate = margin(probability.log(), labels), float(1 - np.trace(joint))
+    return Cleanlab(score, np.asarray(flags, dtype=bool), ranked, noise_rate, accuracy)
 
 
 def _array(values: Tensor) -> Floats:

@@ -35,9 +35,11 @@ the share of wrong labels that the network predicts. AUROC of wrong labels in pe
 standard deviation over seeds for the audit; the best of a row is bold. A dash means: not run.
 
 - *Loss*, *margin*, *EL2N* and *in-sample cleanlab* use the output of the network, *label complexity* also its
-  curvature. Label complexity of ResNets and of pairs is measured on a part of the examples.
+  curvature. Label complexity of ResNets is fitted and measured on 500 examples, of pairs on 2,000.
 - *Raw* and *penultimate neighbours* are the shares of other labels among 50 neighbours.
-- *5-fold cleanlab* trains five more networks of the same kind, each stopped at its best validation loss.
+- *5-fold cleanlab* trains five more networks of the same kind, each stopped early: at its best validation accuracy
+  for images, at its smallest loss on a tenth of its data for tables and texts. It flags labels by confident learning;
+  its *ranked F1* is that of the selection rule of the audit on the same probabilities.
 - *Audit* is `IFComp.audit` with its defaults: no training, two forward passes.
 
 The stages are *early* (smallest validation loss), *half* (half of the wrong labels are memorised), *last* (end of
@@ -98,6 +100,7 @@ def _extras(result: Mapping[str, Any]) -> Row:
         "memorised wrong": scores["memorised_wrong"],
         "audit f1": audit["f1"],
         "folds f1": folds.get("f1"),
+        "folds ranked f1": folds.get("ranked_f1"),
         "inside f1": inside["f1"],
         "audit flagged": audit["flagged"],
         "folds flagged": folds.get("flagged"),
@@ -130,8 +133,17 @@ def auroc_table(rows: Mapping[tuple[str, str], Mapping[str, float | None]]) -> l
 
 def flag_table(rows: Mapping[tuple[str, str], Mapping[str, float | None]]) -> list[str]:
     """Return the table of flags, noise rates and memorisation."""
-    names = [f"{who} {what}" for what in ("f1", "flagged") for who in ("audit", "folds", "inside")]
-    names += ["wrong", "audit noise", "folds noise", "audit memorised", "folds memorised"]
+    names = ["audit f1", "folds f1", "folds ranked f1", "inside f1"]
+    names += [
+        "audit flagged",
+        "folds flagged",
+        "inside flagged",
+        "wrong",
+        "audit noise",
+        "folds noise",
+        "audit memorised",
+        "folds memorised",
+    ]
     titles = [name.replace("folds", "5-fold").replace("inside", "in-sample").replace("f1", "F1") for name in names]
     lines = [f"| task | stage | {' | '.join(titles)} |", "|" + "---|" * (len(names) + 2)]
     for (task, stage), row in rows.items():

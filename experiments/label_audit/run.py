@@ -81,8 +81,13 @@ def score_part(case: Case, with_complexity: bool = True) -> dict[str, Any]:
 
 
 def flags(result: Cleanlab, wrong: np.ndarray) -> dict[str, Any]:
-    """Return F1, flagged share and noise rate of cleanlab."""
-    return {"f1": f1(result.flags, wrong), "flagged": float(result.flags.mean()), "noise_rate": result.noise_rate}
+    """Return F1, flagged share and noise rate of cleanlab, and the F1 of as many labels as the audit would flag."""
+    return {
+        "f1": f1(result.flags, wrong),
+        "ranked_f1": f1(result.ranked, wrong),
+        "flagged": float(result.flags.mean()),
+        "noise_rate": result.noise_rate,
+    }
 
 
 def audit_part(case: Case) -> dict[str, Any]:

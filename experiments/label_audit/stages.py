@@ -88,7 +88,7 @@ class StagedImages:
     def _folds(self, data: Dataset, pairs: list[tuple[Trained, Tensor]]) -> dict[str, Tensor]:
         result = torch.zeros(len(data), len(data.class_names), dtype=torch.float64)
         for trained, inside in pairs:
-            model = trained.model(smallest_validation_loss(trained))
+            model = trained.model(trained.best_epoch)
             result[inside] = probabilities(model, self.task.normalisation(data.images[inside]))
         return {"p": result}
 

@@ -397,6 +397,10 @@ class IFComp:
             >>> audit.suspects.head()
         """
         limit, first = as_bytes(max_memory), _first_of_audit(data, "data")
+        if reference is data:
+            raise SettingError(
+                "The reference is the audited data itself, so no example would be left out. Leave reference= out."
+            )
         if reference is not None:
             _first_of_audit(reference, "reference")
         with exclusive(self.model), all_trainable(self.model):

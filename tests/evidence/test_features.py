@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cases import Twice, bert, lenet, seeded, text
 from ifcomp.data.batches import as_batches
-from ifcomp.evidence.features import INPUT, MAX_LAYERS, FeatureReader, Moments, RawFeatures, all_trainable
+from ifcomp.evidence.features import INPUT, MAX_LAYERS, TOKENS, FeatureReader, Moments, RawFeatures, all_trainable
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
@@ -196,8 +196,8 @@ def test_tokens_are_counted_and_averaged_over_unmasked_positions() -> None:
     model, (tokens, mask) = make(Tagger), tokens_and_mask()
     found, _ = read(model, labelled({"input_ids": tokens, "attention_mask": mask.long()}))
     inputs = hooked_inputs(model, ["layer", "head"], tokens, mask.long())
-    assert list(found) == ["table", "layer", "head"]
-    assert_close(found["table"], counts_of(tokens.numpy(), mask.numpy(), 6))
+    assert list(found) == [TOKENS, "layer", "head"]
+    assert_close(found[TOKENS], counts_of(tokens.numpy(), mask.numpy(), 6))
     assert_close(found["layer"], mean_of_kept(inputs["layer"][0], mask.numpy()))
     assert_close(found["head"], inputs["head"][0])
 
@@ -206,7 +206,7 @@ def test_a_padding_index_marks_padding_without_a_mask() -> None:
     model, (tokens, mask) = make(lambda: Tagger(padding=0)), tokens_and_mask()
     found, _ = read(model, labelled(tokens))
     inputs = hooked_inputs(model, ["layer"], tokens)
-    assert_close(found["table"], counts_of(tokens.numpy(), mask.numpy(), 6))
+    assert_close(found[TOKENS], counts_of(tokens.numpy(), mask.numpy(), 6))
     assert_close(found["layer"], mean_of_kept(inputs["layer"][0], mask.numpy()))
 
 
@@ -215,7 +215,7 @@ def test_an_example_that_is_all_padding_is_averaged_over_all_positions() -> None
     tokens[3], mask[3] = 0, True
     found, _ = read(model, labelled(tokens))
     assert_close(found["layer"], mean_of_kept(hooked_inputs(model, ["layer"], tokens)["layer"][0], mask.numpy()))
-    assert not found["table"][3].any()
+    assert not found[TOKENS][3].any()
 
 
 def test_features_do_not_depend_on_the_padding_of_a_batch() -> None:
@@ -242,7 +242,7 @@ def test_bags_of_tokens_are_counted(mode: str, padding: int | None) -> None:
     )
     found, _ = read(model, labelled(tokens))
     kept = mask.numpy() if padding == 0 else np.ones_like(mask.numpy())
-    assert_close(found["0"], counts_of(tokens.numpy(), kept, 6))
+    assert_close(found[TOKENS], counts_of(tokens.numpy(), kept, 6))
     assert_close(found["2"], hooked_inputs(model, ["2"], tokens)["2"][0])
 
 
@@ -260,7 +260,7 @@ class Positions(nn.Module):
 def test_rows_that_all_examples_share_are_no_features() -> None:
     """The number of positions would otherwise be a property of the batch."""
     tokens, _ = tokens_and_mask()
-    assert reader_of(make(Positions), labelled(tokens)).names == ("token", "head")
+    assert reader_of(make(Positions), labelled(tokens)).names == (TOKENS, "head")
 
 
 class Tagged(nn.Module):
@@ -484,10 +484,11 @@ def test_a_transformer_of_dict_batches_is_read_over_unmasked_tokens() -> None:
     model = make(bert)
     batch = text(6, 12)(7, torch.Generator().manual_seed(0))
     found, _ = read(model, labelled(batch))
-    layer, word = "bert.encoder.layer", "bert.embeddings.word_embeddings"
+    layer = "bert.encoder.layer"
     mask = batch["attention_mask"].numpy().astype(bool)
-    assert_close(found[word], counts_of(batch["input_ids"].numpy(), mask, 12))
-    names = [name for name in found if "embeddings" not in name]
+    counts = counts_of(batch["input_ids"].numpy(), mask, 12)
+    assert_close(found[TOKENS][:, : counts.shape[1]], counts)
+    names = [name for name in found if name != TOKENS]
     assert len(names) >= 6
     assert f"{layer}.0.attention.self.query" in names
     for name, (value,) in hooked_inputs(model, names, **batch).items():

@@ -45,16 +45,20 @@ def slow_weights(
 ) -> list[float]:
     """Weights by their definition, example by example."""
     count, weights = len(distributions), start
-    for _ in range(40):
+    frequencies = [np.mean(labels == label) for label in range(CLASSES)]
+
+    def margin_of(p: np.ndarray, label: int) -> float:
+        lift = [value / frequency for value, frequency in zip(p, frequencies, strict=True)]
+        return (lift[label] - max(value for y, value in enumerate(lift) if y != label)) / sum(lift)
+
+    for _ in range(60):
         new = []
         for index in range(count):
             support = against = support_agreed = against_agreed = 0.0
             others = [j for j in range(count) if j != index]
             for row, label in enumerate(labels):
-                pooled = sum(weights[j] * distributions[j][row] for j in others) / sum(weights[j] for j in others)
-                rest = max(p for y, p in enumerate(pooled) if y != label)
-                agrees = all(distributions[index][row][label] >= p for p in distributions[index][row])
-                margin = pooled[label] - rest
+                margin = margin_of(sum(weights[j] * distributions[j][row] for j in others), label)
+                agrees = margin_of(distributions[index][row], label) > 0
                 if margin > 0:
                     support, support_agreed = support + margin, support_agreed + margin * agrees
                 else:
@@ -130,6 +134,17 @@ def test_few_examples_per_class(classes: int) -> None:
     weight = weigh([*informative, contrary, distribution(labels, 6.0, 8, classes)], labels)
     assert weight[:3].min() > 0.7
     assert weight[3:].max() < 0.1
+
+
+@pytest.mark.parametrize("rare", [0.05, 0.3])
+def test_uninformative_features_do_not_contradict_rare_classes(rare: float) -> None:
+    """Predictors on an input without information predict the frequent class. The layers know the clean labels."""
+    generator = np.random.default_rng(0)
+    truth = (generator.random(2000) < rare).astype(int)
+    blind = [np.array([1 - rare, rare]) + 0.02 * generator.normal(size=(2000, 1)) * [1, -1] for _ in range(2)]
+    layers = [distribution(mistaken(truth, 0.98, seed, 2), 3.0, seed, 2) for seed in range(3)]
+    weight = weigh([*blind, *layers, distribution(truth, 4.0, 9, 2)], truth, untrained=2)
+    assert weight[2:5].min() > 0.5
 
 
 def test_trained_features_have_at_most_three_times_the_prior_weight_of_untrained_ones() -> None:

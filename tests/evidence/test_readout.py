@@ -155,15 +155,32 @@ def test_an_isolated_example_is_predicted_by_the_class_frequencies() -> None:
     labels = np.array([0] + [1, 2] * 4 + [1])
     readout, rotated = fit(features, labels)
     found = with_ridge(readout, 1e-14).predictions(torch.tensor(rotated), torch.tensor(labels))
-    np.testing.assert_allclose(found[0], [0.1, 0.5, 0.4], rtol=1e-12)
+    np.testing.assert_allclose(found[0], [0, 5 / 9, 4 / 9], rtol=1e-12)  # of the other examples
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_regression_that_interpolates_does_not_repeat_the_labels(dtype: type) -> None:
-    """With more features than examples the smallest ridge would otherwise have no leave-one-out error."""
+@pytest.mark.parametrize(("count", "size", "classes"), [(100, 300, 10), (200, 400, 50)])
+def test_features_in_float32_have_the_ridge_of_float64(count: int, size: int, classes: int) -> None:
+    """With more features than examples small ridges interpolate the labels. In float32 their leverages are rounded."""
     generator = np.random.default_rng(0)
-    features, labels = generator.normal(size=(30, 200)).astype(dtype), generator.integers(0, CLASSES, 30)
+    labels = np.arange(count) % classes
+    features = generator.normal(size=(count, size)) + 0.7 * generator.normal(size=(classes, size))[labels]
+    found = {}
+    for dtype in (np.float32, np.float64):
+        rotated = features.astype(dtype)
+        spectrum = find_spectrum(rotated)
+        spectrum.rotate(rotated)
+        readout = fit_readout(rotated, torch.tensor(labels), classes, spectrum)
+        found[dtype] = readout.ridge, (readout.probabilities(rotated, torch.tensor(labels)).argmax(1) == labels).mean()
+    assert found[np.float32][0] == pytest.approx(found[np.float64][0])
+    assert found[np.float32][1] == pytest.approx(found[np.float64][1], abs=0.02)
+    assert found[np.float64][1] > 3 / classes
+
+
+def test_ridges_that_interpolate_are_not_chosen() -> None:
+    """Labels without relation to the features: any prediction better than chance repeats the label."""
+    generator = np.random.default_rng(0)
+    features, labels = generator.normal(size=(30, 200)).astype(np.float32), generator.integers(0, CLASSES, 30)
     readout, rotated = fit(features, labels)
-    probabilities = readout.probabilities(rotated, torch.tensor(labels))
-    assert (probabilities.argmax(1) == labels).mean() < 0.6
+    assert not readout.interpolates(torch.tensor(rotated).double()).any()
+    assert (readout.probabilities(rotated, torch.tensor(labels)).argmax(1) == labels).mean() < 0.6

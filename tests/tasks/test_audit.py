@@ -265,3 +265,15 @@ def test_few_carrying_members_are_a_warning() -> None:
     evidence = Evidence(labels, members, {}, labels, True)
     with pytest.warns(IfcompWarning, match=r"Only 2 of 4 predictors carry the audit: a \(votes\), a \(readout\)\."):
         audit_evidence(evidence, {})
+
+
+def test_the_headline_names_an_input_without_information() -> None:
+    """The raw input predicts the class frequencies at best."""
+    labels, truth = noisy()
+    evidence = evidence_of(labels, truth)
+    frequencies = np.bincount(labels, minlength=4) / len(labels)
+    blind = 0.9 * np.tile(frequencies, (len(labels), 1)) + 0.1 * np.roll(np.eye(4)[labels], 1, 1)
+    for array, is_named in ((blind, True), (distributions(truth, 4, 0), False)):
+        untrained = [Member("input", kind, array, is_trained=False) for kind in ("votes", "readout")]
+        audit = audit_evidence(replace(evidence, members=[*untrained, *evidence.members]), {})
+        assert ("The input alone predicts the labels no better" in audit.headline) == is_named

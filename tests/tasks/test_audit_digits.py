@@ -12,7 +12,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp
-from ifcomp.errors import DataError, EmptyDataError, LabelError, LengthChangedError, LogitsError, NonFiniteError
+from ifcomp.errors import (
+    DataError,
+    EmptyDataError,
+    LabelError,
+    LengthChangedError,
+    LogitsError,
+    NonFiniteError,
+    SettingError,
+)
 from ifcomp.tasks.audit import AUDIT_DAMPING, LabelAudit
 from tasks.digits import flipped_labels, images_and_labels
 
@@ -295,3 +303,9 @@ def test_a_fit_on_the_data_adds_label_complexity_and_influential_examples() -> N
     assert (audit.influential["suspect"] != audit.influential["index"]).all()
     assert ifc.audit(batches[:1], progress=False).influential is None  # not the data of the fit
     assert IFComp(model).audit(batches, progress=False).influential is None
+
+
+def test_the_data_itself_is_no_reference() -> None:
+    data = [(torch.zeros(4, 3), torch.arange(4) % 2)]
+    with pytest.raises(SettingError, match="reference is the audited data itself"):
+        IFComp(nn.Linear(3, 2)).audit(data, reference=data)

@@ -15,6 +15,7 @@ from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info,
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.evidence.features import (
     INPUT,
+    TOKENS,
     FeatureMap,
     FeatureReader,
     Moments,
@@ -97,7 +98,7 @@ def collect_evidence(
         found, neighbours[name] = _predict(layer, classes, chosen, seed)
         for predictor, probabilities in found.items():
             distributions[f"{name}/{predictor}"][:] = probabilities
-        is_trained = name != INPUT and name not in reader.token_layers
+        is_trained = name not in (INPUT, TOKENS)
         members += [Member(name, predictor, distributions[f"{name}/{predictor}"], is_trained) for predictor in found]
     members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
     return Evidence(summary.labels.numpy(), members, neighbours, base.labels.numpy(), reference is None)
@@ -180,8 +181,7 @@ def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary, seed: i
     maps = {}
     for index, name in enumerate(reader.names):
         if name in base.moments and name in data.moments and base.moments[name].size == data.moments[name].size:
-            is_counts = name in reader.token_layers
-            maps[name] = base.moments[name].feature_map(is_counts, reader.recorder.dtype, seed + index)
+            maps[name] = base.moments[name].feature_map(name == TOKENS, reader.recorder.dtype, seed + index)
     return {name: found for name, found in maps.items() if found is not None}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,6 +24,9 @@ from ifcomp.microbatches import Microbatches, check_batch
 
 #: Name of the raw input among the layers.
 INPUT = "input"
+
+#: Name of the counts of tokens among the layers: the inputs of all embeddings.
+TOKENS = "tokens"
 
 #: Largest number of layers, in addition to raw input and token counts.
 MAX_LAYERS = 8
@@ -84,13 +86,10 @@ class FeatureReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the raw input, if any, and of `layers`."""
-        return (*((INPUT,) if self.has_input else ()), *map(_feature_name, self.layers))
-
-    @cached_property
-    def token_layers(self) -> frozenset[str]:
-        """Names of layers whose features are counts of tokens."""
-        return frozenset(_feature_name(layer) for layer in self.layers if layer.counts_tokens)
+        """Names of the raw input and of the counts of tokens, if any, and of the other layers."""
+        has_tokens = any(layer.counts_tokens for layer in self.layers)
+        untrained = (*((INPUT,) if self.has_input else ()), *((TOKENS,) if has_tokens else ()))
+        return (*untrained, *(_feature_name(layer) for layer in self.layers if not layer.counts_tokens))
 
     def read(self, batches: Iterable[Batch]) -> Iterator[RawFeatures]:
         """Run the model on labelled batches and iterate over the raw features of microbatches, in order."""
@@ -103,7 +102,11 @@ class FeatureReader:
             recording = self.recorder.record(batch)
             with self.recorder.computing():
                 kept = self._kept_positions(recording, batch)
-                found = {_feature_name(layer): _layer_features(recording, layer, kept) for layer in self.layers}
+                values = {layer: _layer_features(recording, layer, kept) for layer in self.layers}
+                found = {_feature_name(layer): value for layer, value in values.items() if not layer.counts_tokens}
+                counts = [value for layer, value in values.items() if layer.counts_tokens and value is not None]
+                if counts:
+                    found[TOKENS] = torch.cat(counts, 1)
                 if self.has_input:
                     found[INPUT] = _input_features(batch, self.recorder.dtype)
                 features = {name: value.cpu() for name, value in found.items() if value is not None}
@@ -143,8 +146,8 @@ def _choose(recording: Recording, layers: Sequence[Layer], batch: Batch) -> tupl
 
 
 def _feature_name(layer: Layer) -> str:
-    """Return the name of a layer, distinct from the names of the raw input and of the model."""
-    return f"{layer.name} (layer)" if layer.name in (INPUT, MODEL) else layer.name
+    """Return the name of a layer, distinct from the names of untrained features and of the model."""
+    return f"{layer.name} (layer)" if layer.name in (INPUT, TOKENS, MODEL) else layer.name
 
 
 def _storage(value: Tensor) -> tuple[object, ...]:

@@ -8,7 +8,8 @@ member disagrees with labels that the others support. The weight of a member is 
 - The prior limits the total weight of trained features, so that many similar layers do not outvote the input.
 
 In both shares a label counts by the margin of the others, ``|p(given) - p(most probable other label)|``, so that
-uncertain predictions count little.
+uncertain predictions count little. Members are compared after division by the class frequencies, so that predictions
+of frequent classes without further evidence count nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ifcomp.evidence.seeds import seeded_sample
 _POWER = 4
 
 #: Largest number of iterations, and change of the weights below which they stop. Each goes half of the way.
-_STEPS, _SMALLEST_CHANGE = 40, 1e-6
+_STEPS, _SMALLEST_CHANGE = 300, 1e-6
 
 #: Largest number of examples from which weights are computed.
 _SAMPLE = 20_000
@@ -72,17 +73,18 @@ def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0
     rows = seeded_sample(len(labels), max(limit, 1000), seed).numpy()
     sampled = [np.asarray(member.probabilities[rows], dtype=np.float32) for member in members]
     given = labels[rows]
-    agrees = np.stack([_margins(member, given) >= 0 for member in sampled])
+    frequencies = np.bincount(given, minlength=members[0].probabilities.shape[1]) / len(given)
+    agrees = np.stack([_margins(_lift(member, frequencies), given) > 0 for member in sampled])
     prior = member_priors(members)
     weight = starting_weights(members)
     for _ in range(_STEPS):
-        support, echo = _rates(sampled, agrees, given, weight)
+        support, echo = _rates(sampled, agrees, given, weight, frequencies)
         new = prior * support * (1 - echo) ** _POWER
         previous, weight = weight, (weight + new / new.max()) / 2
         weight /= weight.max()
         if np.abs(weight - previous).max() < _SMALLEST_CHANGE:
             break
-    support, echo = _rates(sampled, agrees, given, weight)
+    support, echo = _rates(sampled, agrees, given, weight, frequencies)
     return PoolWeights(weight, support, echo)
 
 
@@ -112,18 +114,31 @@ def member_priors(members: Sequence[Member]) -> np.ndarray:
 
 
 def _rates(
-    members: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray
+    members: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray, frequencies: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return support s and echo r, [M]. If the others support no label, s is 1; if they contradict none, r is 0."""
-    total = sum(value * member for value, member in zip(weight, members, strict=True))
+    total = np.zeros(members[0].shape)
+    for value, member in zip(weight, members, strict=True):
+        total += value * member.astype(np.float64)
     support, echo = np.empty(len(members)), np.empty(len(members))
     for index, member in enumerate(members):
-        others = max(weight.sum() - weight[index], np.finfo(np.float64).tiny)
-        margin = _margins(total - weight[index] * member, labels) / others
+        others = total - weight[index] * member.astype(np.float64)
+        margin = _margins(_lift(np.maximum(others, 0), frequencies), labels)
         supported, contradicted = np.maximum(margin, 0), np.maximum(-margin, 0)
         support[index] = (supported[agrees[index]].sum() + 1) / (supported.sum() + 1)
         echo[index] = contradicted[agrees[index]].sum() / (contradicted.sum() + _PRIOR_CONTRADICTION * len(labels))
     return support, echo
+
+
+def _lift(probabilities: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Return distributions [n, K] divided by the class frequencies [K] and normalised.
+
+    A member without information predicts the class frequencies. Their lift is uniform: it contradicts no rare class.
+    """
+    lift = np.divide(probabilities, frequencies, out=np.zeros(probabilities.shape), where=frequencies > 0)
+    total = lift.sum(1, keepdims=True)
+    result: np.ndarray = np.divide(lift, total, out=lift, where=total > 0)
+    return result
 
 
 def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ _CHOICE_ELEMENTS, _MIN_CHOICE = 200_000, 2_000
 
 #: Smallest ``1 - h`` of leave-one-out predictions, as a multiple of the rounding error of the features.
 _MIN_COMPLEMENT = 1000.0
+
+#: Largest share of examples with a leverage of 1 up to rounding. Smaller ridges are not chosen.
+_MAX_INTERPOLATED = 0.05
 
 
 @dataclass(frozen=True)
@@ -110,19 +114,26 @@ class Readout:
     def predictions(self, rotated: Tensor, labels: Tensor | None) -> Tensor:
         """Return the predictions [B, K] of rotated features [B, d], leave-one-out if labels are given.
 
-        The leave-one-out prediction of example i is ``y - (y - f) / (1 - h)`` with the leverage
-        ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)``. If h is 1 up to rounding, the prediction is the class frequencies.
-        Otherwise outliers and regressions that interpolate the labels would repeat them.
+        The leave-one-out prediction of example i is ``y - (y - f) / (1 - h)`` with the leverage h. If h is 1 up to
+        rounding, it is the class frequencies of the other examples. Otherwise outliers and regressions that interpolate
+        the labels would repeat them.
         """
         inverse = 1 / (self.spectrum.values + self.ridge)
         fitted = self.frequencies + rotated @ (inverse.unsqueeze(1) * self.moments)
         if labels is None:
             return fitted
-        leverage = 1 / self.spectrum.count + rotated.square() @ inverse
         target = torch.nn.functional.one_hot(labels, len(self.frequencies)).double()
-        complement = (1 - leverage).unsqueeze(1)
-        is_known = complement > _MIN_COMPLEMENT * self.spectrum.rounding
-        return torch.where(is_known, target - (target - fitted) / complement, self.frequencies)
+        count, complement = self.spectrum.count, 1 - self.leverages(rotated).unsqueeze(1)
+        others = (count * self.frequencies - target) / max(count - 1, 1)
+        return torch.where(self.interpolates(rotated), others, target - (target - fitted) / complement)
+
+    def leverages(self, rotated: Tensor) -> Tensor:
+        """Return the leverages ``h = 1/n + sum_j z_ij^2 / (s_j + ridge)`` of rotated features [B, d], [B]."""
+        return 1 / self.spectrum.count + rotated.square() @ (1 / (self.spectrum.values + self.ridge))
+
+    def interpolates(self, rotated: Tensor) -> Tensor:
+        """Return whether leverages are 1 up to rounding, [B, 1]."""
+        return (1 - self.leverages(rotated) <= _MIN_COMPLEMENT * self.spectrum.rounding).unsqueeze(1)
 
 
 def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum: Spectrum, *, seed: int = 0) -> Readout:
@@ -143,14 +154,17 @@ def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum:
     sample, given = torch.from_numpy(rotated[chosen.numpy()]).double(), labels[chosen]
     target = torch.nn.functional.one_hot(given, num_classes).double()
 
-    def predictions(ridge: float) -> Tensor:
-        return Readout(spectrum, frequencies, moments, ridge, 1.0).predictions(sample, given)
+    def readout(ridge: float) -> Readout:
+        return Readout(spectrum, frequencies, moments, ridge, 1.0)
 
     def error(multiple: float) -> float:
-        return float((predictions(multiple * len(labels)) - target).square().mean())
+        candidate = readout(multiple * len(labels))
+        if candidate.interpolates(sample).double().mean() > _MAX_INTERPOLATED:
+            return math.inf
+        return float((candidate.predictions(sample, given) - target).square().mean())
 
     ridge = minimise_on_grid(error, _RIDGES) * len(labels)
-    found = predictions(ridge)
+    found = readout(ridge).predictions(sample, given)
 
     def codelength(scale: float) -> float:
         return float(torch.nn.functional.cross_entropy(scale * found, given))
@@ -159,11 +173,18 @@ def fit_readout(rotated: np.ndarray, labels: Tensor, num_classes: int, spectrum:
 
 
 def minimise_on_grid(function: Callable[[float], float], grid: tuple[float, ...]) -> float:
-    """Return the best point of a geometric grid. At a best edge the grid grows, by at most `_MAX_EXTENSION` points."""
+    """Return the best point of a geometric grid, the largest of equally good ones.
+
+    If the best point is at an edge, the grid grows there, by at most `_MAX_EXTENSION` points.
+    """
+
+    def cost(point: float) -> tuple[float, float]:
+        return values[point], -point
+
     factor = grid[1] / grid[0]
     values = {point: function(point) for point in grid}
     for _ in range(_MAX_EXTENSION):
-        best = min(values, key=lambda point: values[point])
+        best = min(values, key=cost)
         if best == min(values):
             new = best / factor
         elif best == max(values):
@@ -171,4 +192,4 @@ def minimise_on_grid(function: Callable[[float], float], grid: tuple[float, ...]
         else:
             break
         values[new] = function(new)
-    return min(values, key=lambda point: values[point])
+    return min(values, key=cost)

@@ -28,6 +28,9 @@ AUDIT_DAMPING = Relative(10.0)
 #: Largest number of suspects with influential examples, and number of supporting and of contradicting examples of each.
 MAX_EXPLAINED, EXAMPLES_PER_SIDE = 50, 4
 
+#: Smallest probability in a likelihood.
+_MIN_PROBABILITY = 1e-6
+
 #: Smallest weight of the members that carry the pool. The largest weight is 1.
 _CARRYING = 0.1
 
@@ -126,6 +129,11 @@ class LabelAudit:
                 f"The model {verb} memorised labels: its accuracy on them is {100 * self.memorised:.0f} points above "
                 f"that of its layers. The audit relies on {_carrying_layers(self.weights)}."
             )
+        if self._is_input_uninformative:
+            sentences.append(
+                "The input alone predicts the labels no better than the class frequencies, so the audit cannot tell "
+                "learnt labels from memorised ones: give reference= with labels that you trust."
+            )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
@@ -136,6 +144,18 @@ class LabelAudit:
                 "labels anyway, or give reference= with labels that you trust."
             )
         return " ".join(sentences)
+
+    @property
+    def _is_input_uninformative(self) -> bool:
+        """Whether no predictor on untrained features has a larger likelihood than the class frequencies."""
+        labels = self.frame["label"].to_numpy()
+        frequencies = np.bincount(labels, minlength=self.pred_probs.shape[1]) / len(labels)
+        untrained = [member.probabilities for member in self.evidence.members if not member.is_trained]
+        baseline = np.log(frequencies[labels]).mean()
+        rows = np.arange(len(labels))
+        return bool(untrained) and all(
+            np.log(np.maximum(found[rows, labels], _MIN_PROBABILITY)).mean() <= baseline for found in untrained
+        )
 
     def why(self, index: int) -> pd.DataFrame:
         """Return the evidence of every predictor about one label, in the order of the layers.
