@@ -86,6 +86,10 @@ CheckpointEvery = Annotated[
         help="Interval at which progress is saved in OUT.partial. Repeating the command resumes from there.",
     ),
 ]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Label column of a table.", show_default="label", rich_help_panel=_DATA),
+]
 Layers = Annotated[
     str | None,
     typer.Option(metavar="A,B,C", help="Layers to cover: last, or names and patterns such as 'fc*'. Default: all."),
@@ -186,12 +190,7 @@ class DataOptions:
     std: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Divides the channels after that.", rich_help_panel=_DATA)
     ] = None
-    label_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Label column of a table.", show_default="label", rich_help_panel=_DATA
-        ),
-    ] = None
+    label_column: LabelColumn = None
     feature_columns: Annotated[
         str | None,
         typer.Option(

@@ -88,7 +88,9 @@ class Run:
         names = record.class_names if record is not None and labelled else None
         options = self._data_options(name, reading, secondary)
         if like is not None:
-            options = options.with_defaults(SourceOptions(feature_columns=like.feature_columns), source_kind(name).options)
+            options = options.with_defaults(
+                SourceOptions(feature_columns=like.feature_columns), source_kind(name).options
+            )
         # The label column of the record may be missing in new data; one that was named may not.
         needs_labels = labelled and (spec is None or reading.label_column is not None)
         source = open_source(name, options, class_names=names, labelled=needs_labels)

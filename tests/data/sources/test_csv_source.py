@@ -60,7 +60,9 @@ def test_forms_of_csv_files(text: str) -> None:
 
 
 def test_a_cell_may_contain_delimiters_and_line_breaks() -> None:
-    source = open_source(write('a,"the ""label"", here"\n1,"x,\ny"\n2,z\n'), SourceOptions(label_column='the "label", here'))
+    source = open_source(
+        write('a,"the ""label"", here"\n1,"x,\ny"\n2,z\n'), SourceOptions(label_column='the "label", here')
+    )
     assert source.class_names == ("x,\ny", "z")
 
 
@@ -94,9 +96,7 @@ def test_unlabelled_data_does_not_need_the_label_column() -> None:
         (["-1", "+3"], None, [-1, 3], None),
     ],
 )
-def test_labels(
-    labels: list[str], known: list[str] | None, expected: list[int], names: tuple[str, ...] | None
-) -> None:
+def test_labels(labels: list[str], known: list[str] | None, expected: list[int], names: tuple[str, ...] | None) -> None:
     source = open_source(write("\n".join(["x,label", *(f"0,{label}" for label in labels)])), class_names=known)
     assert source.labels is not None
     assert (source.labels.tolist(), source.class_names) == (expected, names)
@@ -153,7 +153,7 @@ def test_columns_named_by_numbers() -> None:
 
 
 def test_missing_files_are_refused() -> None:
-    with pytest.raises(DataError, match="no file 'gone.csv'"):
+    with pytest.raises(DataError, match=r"no file 'gone.csv'"):
         open_source("csv:gone.csv")
 
 

@@ -22,19 +22,30 @@ def choose_columns(names: Sequence[str], request: SourceRequest) -> tuple[str | 
     Raises:
         DataError: If names are not unique, or columns are missing; names them.
     """
-    path, options = request.path, request.options
-    check_unique(names, path)
-    label = options.label_column or (DEFAULT_LABEL_COLUMN if DEFAULT_LABEL_COLUMN in names else None)
-    if not request.needs_labels and label not in names:
-        label = None
-    features = options.feature_columns or tuple(name for name in names if name != label)
-    present, needed = set(names), (*([] if label is None else [label]), *features)
-    missing = [name for name in needed if name not in present]
+    path, present = request.path, set(names)
+    label = choose_label(names, request)
+    features = request.options.feature_columns or tuple(name for name in names if name != label)
+    missing = [name for name in features if name not in present]
     if missing:
         raise missing_columns(missing, names, path)
     if not features:
         raise DataError(f"'{path}' has no column with features. Its columns are {quote(names)}.")
     return label, features
+
+
+def choose_label(names: Sequence[str], request: SourceRequest) -> str | None:
+    """Return the label column: the requested one, else "label" if it exists, else None.
+
+    Raises:
+        DataError: If names are not unique, or the requested column is missing and labels are needed.
+    """
+    check_unique(names, request.path)
+    label = request.options.label_column or DEFAULT_LABEL_COLUMN
+    if label in names:
+        return label
+    if request.options.label_column is not None and request.needs_labels:
+        raise missing_columns([label], names, request.path)
+    return None
 
 
 def check_unique(names: Sequence[str], path: str) -> None:

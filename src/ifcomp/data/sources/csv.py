@@ -55,12 +55,14 @@ def open_csv(request: SourceRequest) -> Source:
 def _choose_columns(names: Sequence[str], request: SourceRequest) -> tuple[str | None, tuple[str, ...]]:
     """Return the label column, if any, and the feature columns, after a check of the header."""
     if any(_FRACTION.fullmatch(name) for name in names):
-        raise DataError(f"The first line of '{request.path}' contains numbers. It must contain the names of the columns.")
+        raise DataError(
+            f"The first line of '{request.path}' contains numbers. It must contain the names of the columns."
+        )
     label, features = choose_columns(names, request)
     if "" in features:
         raise DataError(
-            f"Column {names.index('') + 1} of '{request.path}' has no name. If it contains row numbers of pandas, write "
-            "the file with to_csv(..., index=False), or name the features with --feature-columns."
+            f"Column {names.index('') + 1} of '{request.path}' has no name. If it contains row numbers of pandas, "
+            "write the file with to_csv(..., index=False), or name the features with --feature-columns."
         )
     return label, features
 

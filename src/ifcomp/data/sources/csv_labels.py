@@ -53,21 +53,32 @@ class LabelColumn:
         """
         texts = list(self._lines)
         codes = np.array(self._codes, np.int64)
-        are_names = known_classes is not None and set(texts) <= set(known_classes)
-        if not are_names and all(_INTEGER.fullmatch(text) for text in texts):
+        if not self.are_names(known_classes):
             return np.array([int(text) for text in texts], np.int64)[codes], known_classes
-        fraction = next((text for text in texts if not _INTEGER.fullmatch(text)), "")
-        if not are_names and all(_is_number(text) for text in texts):
-            line = self._lines[fraction][1]
-            raise LabelError(f"{self._where(line)}: labels must be integers or names, but '{fraction}' is a fraction.")
         numbers = number_classes(texts, known_classes, self.name, self.path)
         return np.array([numbers[text] for text in texts], np.int64)[codes], tuple(numbers)
+
+    def are_names(self, known_classes: tuple[str, ...] | None) -> bool:
+        """Return whether the labels are class names, not integers.
+
+        Raises:
+            LabelError: If labels are fractions.
+        """
+        if known_classes is not None and self._lines.keys() <= set(known_classes):
+            return True
+        other = [text for text in self._lines if not _INTEGER.fullmatch(text)]
+        if other and all(_is_number(text) for text in self._lines):
+            where = self._where(self._lines[other[0]][1])
+            raise LabelError(f"{where}: labels must be integers or names, but '{other[0]}' is a fraction.")
+        return bool(other)
 
     def _check(self, text: str, line: int) -> None:
         if not text:
             raise DataError(f"{self._where(line)}: the label is empty. Fill it, or leave this row out.")
         if len(text) > MAX_NAME:
-            raise DataError(f"{self._where(line)}: the label has {len(text):,} characters, but at most {MAX_NAME:,} fit.")
+            raise DataError(
+                f"{self._where(line)}: the label has {len(text):,} characters, but at most {MAX_NAME:,} fit."
+            )
         if len(self._lines) >= MAX_LABELS:
             raise DataError(
                 f"{self._where(line)}: there are more than {MAX_LABELS:,} distinct labels. Name the column of the "

@@ -37,7 +37,7 @@ class ValueStore:
         self._buffer += row.tobytes()
         self._count += 1
         if self._file is None and len(self._buffer) > self.memory_bytes:
-            self._file = TemporaryFile(prefix="ifcomp-")
+            self._file = TemporaryFile(prefix="ifcomp-")  # noqa: SIM115
         if self._file is not None and len(self._buffer) > _CHUNK_BYTES:
             self._flush(self._file)
 

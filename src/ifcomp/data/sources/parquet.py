@@ -42,10 +42,10 @@ def open_parquet(request: SourceRequest) -> Source:
         label_column, feature_columns = _choose_columns(pq.read_schema(regular_file(path)), request)
         label_columns = [] if label_column is None else [label_column]
         with pq.ParquetFile(path, read_dictionary=label_columns) as file:  # keeps repeated strings once
-            table = _read_columns(file, path, list(dict.fromkeys([*label_columns, *feature_columns])))
+            table = read_columns(file, path, list(dict.fromkeys([*label_columns, *feature_columns])))
         y, class_names = None, None
         if label_column is not None:
-            y, class_names = _read_labels(table, path, label_column, request.class_names)
+            y, class_names = read_labels(table, path, label_column, request.class_names)
         x, value_names = _read_features(table, path, feature_columns)
     except IfcompError:
         raise
@@ -61,8 +61,8 @@ def _choose_columns(schema: pa.Schema, request: SourceRequest) -> tuple[str | No
     """Return the label column, if any, and the feature columns, after a check of names and types."""
     path = request.path
     label, features = choose_columns(schema.names, request)
-    if label is not None and not (_is_label(schema.field(label).type) or _is_numeric(schema.field(label).type)):
-        raise _label_type_error(label, path, schema.field(label).type)
+    if label is not None:
+        check_label_type(schema, label, path)
     other = [name for name in features if not _is_numeric(schema.field(name).type)]
     if other and not (len(features) == 1 and _is_list(schema.field(other[0]).type)):
         raise DataError(
@@ -72,11 +72,18 @@ def _choose_columns(schema: pa.Schema, request: SourceRequest) -> tuple[str | No
     return label, features
 
 
+def check_label_type(schema: pa.Schema, label: str, path: str) -> None:
+    """Raise LabelError if labels are neither numeric nor strings. Fractions are refused when they are read."""
+    dtype = schema.field(label).type
+    if not (_is_label(dtype) or _is_numeric(dtype)):
+        raise _label_type_error(label, path, dtype)
+
+
 def _label_type_error(name: str, path: str, dtype: pa.DataType) -> LabelError:
     return LabelError(f"Labels must be integers or strings, but column '{name}' of '{path}' is {dtype}.")
 
 
-def _read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
+def read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
     """Read columns in chunks, and check after each chunk that the whole table fits in memory.
 
     The metadata of the columns is not used: pyarrow aborts the process if it is damaged.
@@ -97,7 +104,7 @@ def _read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table
     return table
 
 
-def _read_labels(
+def read_labels(
     table: pa.Table, path: str, name: str, known_classes: tuple[str, ...] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     """Return labels [N] and class names, if known."""
