@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
@@ -42,8 +41,8 @@ class Destinations:
 
 def check_plain_name(name: str) -> None:
     """Raise DataError if a name is not that of a folder inside another: a path, hidden, or with control characters."""
-    is_plain = name == PureWindowsPath(name).name == Path(name).name and not name.startswith(".") and name.isprintable()
-    if not is_plain or len(os.fsencode(name)) > _MAX_NAME_BYTES:
+    is_plain = bool(name) and name == PureWindowsPath(name).name == Path(name).name
+    if not is_plain or name.startswith(".") or not name.isprintable() or len(os.fsencode(name)) > _MAX_NAME_BYTES:
         raise DataError(f"The class '{name[:200]}' has no folder yet, and its name cannot be that of a folder.")
 
 
@@ -68,14 +67,23 @@ def carry_out(moves: Sequence[Move]) -> None:
             _rename(move.source, move.target)
             done.append(move)
     except BaseException as error:
-        for move in reversed(done):
-            with suppress(OSError):
-                _rename(move.target, move.source)
+        lost = [str(earlier.target) for earlier in reversed(done) if not _is_undone(earlier)]
         if not isinstance(error, OSError):
             raise
+        state = f"These files were moved: {', '.join(lost)}." if lost else "All files are where they were."
+        failed = moves[len(done)]
         raise StorageError(
-            f"Cannot move '{move.source}' to '{move.target}': {error.strerror or error}. All files are where they were."
+            f"Cannot move '{failed.source}' to '{failed.target}': {error.strerror or error}. {state}"
         ) from error
+
+
+def _is_undone(move: Move) -> bool:
+    """Move a file back, and return whether this succeeded."""
+    try:
+        _rename(move.target, move.source)
+    except OSError:
+        return False
+    return True
 
 
 def _rename(source: Path, target: Path) -> None:

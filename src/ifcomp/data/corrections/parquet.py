@@ -82,15 +82,32 @@ def _corrected(
 
 def _relabel(column: pa.Array, new: NDArray[np.int64], class_names: tuple[str, ...] | None) -> pa.Array:
     """Return the label column [N] with new labels [N], where these are not negative."""
-    kind = column.type
-    value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
-    are_integers = pa.types.is_integer(value_type)
-    values: list[Any] = column.to_pylist()
-    for place in np.flatnonzero(new >= 0).tolist():
-        label = int(new[place])
-        values[place] = label if are_integers or class_names is None else class_names[label]
-    plain = pa.array(values, value_type)
-    return plain.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else plain
+    is_dictionary = pa.types.is_dictionary(column.type)
+    value_type = column.type.value_type if is_dictionary else column.type
+    places = np.flatnonzero(new >= 0).tolist()
+    labels: list[Any] = [int(new[place]) for place in places]
+    if not pa.types.is_integer(value_type) and class_names is not None:
+        labels = [class_names[label] for label in labels]
+    if is_dictionary:
+        return _replace_in_dictionary(column, places, labels)
+    values = column.to_pylist()
+    for place, label in zip(places, labels, strict=True):
+        values[place] = label
+    return pa.array(values, value_type)
+
+
+def _replace_in_dictionary(column: pa.Array, places: list[int], labels: list[Any]) -> pa.Array:
+    """Return a dictionary column with new values. The order of its categories is kept; new ones are appended."""
+    kind, categories = column.type, column.dictionary.to_pylist()
+    codes = {category: code for code, category in enumerate(categories)}
+    for label in labels:
+        if label not in codes:
+            codes[label] = len(categories)
+            categories.append(label)
+    indices = np.array(column.indices.to_pylist())
+    indices[places] = [codes[label] for label in labels]
+    dictionary = pa.array(categories, kind.value_type)
+    return pa.DictionaryArray.from_arrays(pa.array(indices, kind.index_type), dictionary, ordered=kind.ordered)
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
