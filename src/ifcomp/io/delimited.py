@@ -16,8 +16,9 @@ from typing import BinaryIO
 
 from ifcomp.io.untrusted import regular_file
 
-#: Largest size of a row in bytes. Longer rows are refused before they are read completely.
-MAX_ROW_BYTES = 2**23
+#: Largest size of a row in bytes and in lines. Longer rows are refused before they are read completely.
+MAX_ROW_BYTES = 2**22
+MAX_ROW_LINES = 2**16
 
 #: Separators of cells, in order of preference.
 DELIMITERS = (",", ";", "\t")
@@ -145,6 +146,8 @@ class _Lines:
         self._count += bool(line)
         if self._size > MAX_ROW_BYTES:
             raise ValueError(f"the row that includes line {self._count:,} has more than {MAX_ROW_BYTES:,} bytes")
+        if len(self._parts) >= MAX_ROW_LINES:
+            raise ValueError(f"the row that includes line {self._count:,} has more than {MAX_ROW_LINES:,} lines")
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ifcomp.data.corrections import LabelledFile, read_decisions, resolve_decisions
-from ifcomp.data.corrections.decisions import Action, Decision
+from ifcomp.data.corrections.decisions import MAX_DECISIONS, Action, Decision
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LabelError
 
 HEADER = "index,decision,label\n"
@@ -70,6 +70,12 @@ def test_forms_of_files(text: str) -> None:
 def test_invalid_files_are_refused(text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_decisions(write(text))
+
+
+def test_the_number_of_decisions_is_limited() -> None:
+    rows = "".join(f"{index},keep,\n" for index in range(MAX_DECISIONS + 1))
+    with pytest.raises(DataError, match=f"it has more than {MAX_DECISIONS:,} rows"):
+        read_decisions(write(HEADER + rows))
 
 
 def test_missing_and_empty_files_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from ifcomp.io.delimited import Row, open_delimited
 
 REQUIRED = ("index", "decision")
 
-#: Largest size of a file of decisions in bytes.
-MAX_BYTES = 2**28
+#: Largest size of a file of decisions, in bytes and in rows.
+MAX_BYTES = 2**27
+MAX_DECISIONS = 2**20
 
 _INDEX = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -28,7 +30,7 @@ class Action(StrEnum):
     drop = "drop"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """One row of the file. Labels are texts: class names or class indices.
 
@@ -67,7 +69,9 @@ def read_decisions(path: str) -> list[Decision]:
             if missing:
                 raise missing_columns(missing, file.names, path)
             places = {name: place for place, name in enumerate(names)}
-            decisions = [_parse(row, places, path) for row in file.rows]
+            decisions = [_parse(row, places, path) for row in itertools.islice(file.rows, MAX_DECISIONS)]
+            if next(file.rows, None) is not None:
+                raise ValueError(f"it has more than {MAX_DECISIONS:,} rows; split it")
     except IfcompError:
         raise
     except FileNotFoundError as error:
