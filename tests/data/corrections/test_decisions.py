@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ifcomp.data.corrections import LabelledFile, read_decisions, resolve_decisions
-from ifcomp.data.corrections.decisions import MAX_DECISIONS, Action, Decision
+from ifcomp.data.corrections.decisions import Action, Decision
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LabelError
 
 HEADER = "index,decision,label\n"
@@ -73,9 +73,10 @@ def test_invalid_files_are_refused(text: str | bytes, message: str) -> None:
 
 
 def test_the_number_of_decisions_is_limited() -> None:
-    rows = "".join(f"{index},keep,\n" for index in range(MAX_DECISIONS + 1))
-    with pytest.raises(DataError, match=f"it has more than {MAX_DECISIONS:,} rows"):
-        read_decisions(write(HEADER + rows))
+    path = write(HEADER + "".join(f"{index},keep,\n" for index in range(6)))
+    assert len(read_decisions(path, max_decisions=6)) == 6
+    with pytest.raises(DataError, match="it has more than 5 rows"):
+        read_decisions(path, max_decisions=5)
 
 
 def test_missing_and_empty_files_are_refused() -> None:

@@ -51,10 +51,11 @@ class Decision:
     name: str
 
 
-def read_decisions(path: str) -> list[Decision]:
+def read_decisions(path: str, max_decisions: int = MAX_DECISIONS) -> list[Decision]:
     """Read a CSV file with the columns index, decision and label, and optionally given and name.
 
-    Other columns are ignored. Names of columns and decisions may be in upper case.
+    Other columns are ignored. Names of columns and decisions may be in upper case. More rows than ``max_decisions`` are
+    refused.
 
     Raises:
         DataError: If the file cannot be read or a row is invalid; names the line.
@@ -69,9 +70,9 @@ def read_decisions(path: str) -> list[Decision]:
             if missing:
                 raise missing_columns(missing, file.names, path)
             places = {name: place for place, name in enumerate(names)}
-            decisions = [_parse(row, places, path) for row in itertools.islice(file.rows, MAX_DECISIONS)]
+            decisions = [_parse(row, places, path) for row in itertools.islice(file.rows, max_decisions)]
             if next(file.rows, None) is not None:
-                raise ValueError(f"it has more than {MAX_DECISIONS:,} rows; split it")
+                raise ValueError(f"it has more than {max_decisions:,} rows; split it")
     except IfcompError:
         raise
     except FileNotFoundError as error:
