@@ -55,10 +55,12 @@ def test_corrected_data(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_place(kind: str) -> None:
     os.rename(f"t.{kind}", "real")
+    os.chmod("real", 0o600)
     os.symlink("real", f"t.{kind}")
     content = run_json("apply", "d.csv", "--data", f"{kind}:t.{kind}", "--in-place")
     assert labels(f"t.{kind}") == EXPECTED
     assert Path(f"t.{kind}").is_symlink()
+    assert Path("real").stat().st_mode & 0o777 == 0o600
     assert (content["in_place"], [os.path.basename(path) for path in content["written"]]) == (True, ["real"])
     check_refused("apply", "d.csv", "--data", f"{kind}:t.{kind}", "--in-place", message="or were applied already")
 

@@ -77,10 +77,14 @@ def apply(
     rows = read_decisions(decisions)
     opened = open_labels(data, label_column=label_column, class_names=options.parse_names(class_names))
     corrections = resolve_decisions(rows, opened, decisions, by_name=by_name)
+    mode = os.stat(target).st_mode if in_place else None
     moves = opened.write(corrections, target)
+    if mode is not None:
+        os.chmod(target, mode)  # the permissions of the replaced file
     if move:
         carry_out(moves)
     is_done = move or not kind.is_folder
+    corrected = data if kind.is_folder or in_place else f"{data.partition(':')[0]}:{target}"
     facts = {
         "decisions": decisions,
         "data": data,
@@ -97,7 +101,7 @@ def apply(
         facts,
         [paragraph(_summary(corrections, opened.count, data, is_done))],
         {target: _description(kind, opened.count - len(corrections.dropped), len(moves), move)},
-        _next_steps(kind, decisions, data, target, is_done),
+        _next_steps(corrected, decisions, target, is_done),
     )
 
 
@@ -112,7 +116,7 @@ def _choose_target(kind: CorrectionKind, data: str, decisions: str, out: str | N
         raise SettingError("Give --out FILE or --in-place, not both.")
     if not in_place and out is None:
         raise SettingError(f"Name the file to write with --out FILE{'' if kind.is_folder else ', or add --in-place'}.")
-    target = os.path.realpath(path) if out is None else out
+    target = out or (os.path.realpath(path) if os.path.islink(path) else path)
     check_target(target, (kind.suffix,) if out is not None else ())
     if _is_same_file(target, decisions):
         raise SettingError(f"'{target}' is the file of the decisions, which would be lost. Choose another file.")
@@ -147,9 +151,8 @@ def _description(kind: CorrectionKind, remaining: int, moves: int, is_moved: boo
     return f"the list of {moves:,} moves, {'carried out' if is_moved else 'not carried out'}"
 
 
-def _next_steps(kind: CorrectionKind, decisions: str, data: str, target: str, is_done: bool) -> dict[str, str]:
-    if not is_done:
-        command = shlex.join(["ifcomp", "apply", decisions, "--data", data, "--out", target, "--move"])
-        return {command: "move the images"}
-    corrected = data if kind.is_folder else f"{data.partition(':')[0]}:{target}"
-    return {f"ifcomp audit --model MODEL --data {shlex.quote(corrected)}": "audit it again, after training on it"}
+def _next_steps(corrected: str, decisions: str, target: str, is_done: bool) -> dict[str, str]:
+    if is_done:
+        return {f"ifcomp audit --model MODEL --data {shlex.quote(corrected)}": "audit it again, after training on it"}
+    command = shlex.join(["ifcomp", "apply", decisions, "--data", corrected, "--out", target, "--move"])
+    return {command: "move the images"}

@@ -30,7 +30,7 @@ def open_csv_labels(request: SourceRequest) -> LabelledFile:
 
     def write(corrections: Corrections, out: str) -> tuple[()]:
         new = {index: str(label) if texts is None else texts[label] for index, label in corrections.labels.items()}
-        with _explain_errors(path), open_delimited(path) as file, atomic_write(out) as scratch:
+        with _explain_errors(path), atomic_write(out) as scratch, open_delimited(path) as file:
             place = -1 if labels is None else file.names.index(labels.name)
             with scratch.open("w", encoding="utf-8", newline="") as stream:
                 copied = _copy_rows(file, stream, place, new, corrections)

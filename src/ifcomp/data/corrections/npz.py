@@ -28,9 +28,15 @@ def open_npz_labels(request: SourceRequest) -> LabelledFile:
     names = request.class_names or source.class_names
 
     def write(corrections: Corrections, out: str) -> tuple[()]:
-        with _explain_errors(request.path), zipfile.ZipFile(request.path) as archive, np.load(request.path) as arrays:
-            check_decompressed_size(request.path, sum(info.file_size for info in archive.infolist()))
-            with atomic_write(out) as scratch, zipfile.ZipFile(scratch, "w", allowZip64=True) as copy:
+        path = request.path
+        with (
+            _explain_errors(path),
+            atomic_write(out) as scratch,
+            zipfile.ZipFile(path) as archive,
+            np.load(path) as arrays,
+        ):
+            check_decompressed_size(path, sum(info.file_size for info in archive.infolist()))
+            with zipfile.ZipFile(scratch, "w", allowZip64=True) as copy:
                 for info in archive.infolist():
                     name = info.filename.removesuffix(".npy")
                     array = _correct(name, arrays[info.filename], labels, len(source), corrections)

@@ -48,7 +48,7 @@ def open_parquet_labels(request: SourceRequest) -> LabelledFile:
                 labels, class_names = read_labels(table, path, label_column, request.class_names)
 
     def write(corrections: Corrections, out: str) -> tuple[()]:
-        with _explain_errors(path), pq.ParquetFile(path) as file, atomic_write(out) as scratch:
+        with _explain_errors(path), atomic_write(out) as scratch, pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             with pq.ParquetWriter(scratch, schema) as writer:
                 for group in _groups(_corrected(file, path, label_column, class_names, corrections)):
