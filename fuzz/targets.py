@@ -36,6 +36,8 @@ TARGETS: dict[str, Target] = {
     "factors": Target(fit_files.factors, fit_files.factors_seeds, 15_000, 8192),
     "torch-pickle": Target(fit_files.torch_pickle, fit_files.pickle_seeds, 15_000, 2048),
     "parquet": Target(data.parquet, data.parquet_seeds, 20_000, 16_384),
+    "csv": Target(data.csv, data.csv_seeds, 20_000),
+    "decisions": Target(data.decisions, data.decisions_seeds, 10_000, 512),
     "folder": Target(data.folder_of_images, data.image_seeds, 15_000),
     "npz": Target(data.npz, data.npz_seeds, 20_000),
     "factors-content": Target(fit_files.factors_content, blank, 4_000, 256),

@@ -35,6 +35,7 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: is_factory_name(text) or open_source(text),
     lambda text: open_source(f"npz:{text}"),
     lambda text: open_source(f"parquet:{text}"),
+    lambda text: open_source(f"csv:{text}"),
     lambda text: open_source(f"folder:none/{text}"),
     read_weights,
     lambda text: IFComp.load(text, model()),
@@ -58,6 +59,7 @@ COMMANDS = (
     "predict",
     "prune",
     "report",
+    "apply",
     "estimate",
     "--version",
     "nothing",
@@ -78,7 +80,21 @@ OPTIONS = (
         "--help",
     ),
 )
-PREFIXES = ("", "", "npz:", "parquet:", "folder:", "relative:", "digits", "net:build", "run.ifcomp", "0.5", "-1", "8GB")
+PREFIXES = (
+    "",
+    "",
+    "npz:",
+    "parquet:",
+    "csv:",
+    "folder:",
+    "relative:",
+    "digits",
+    "net:build",
+    "run.ifcomp",
+    "0.5",
+    "-1",
+    "8GB",
+)
 
 
 def command(data: bytes, folder: Path) -> None:

@@ -61,7 +61,7 @@ def test_targets_raise_only_errors_of_the_library(name: str, tmp_path: Path) -> 
 def test_seeds_are_valid(name: str, tmp_path: Path) -> None:
     """At least one seed of each target that reads files is accepted."""
     assert seeds(name)
-    if name in ("factors", "weights", "npz", "parquet", "folder", "report", "influence"):
+    if name in ("factors", "weights", "npz", "parquet", "csv", "decisions", "folder", "report", "influence"):
         successes = []
         for seed in seeds(name):
             try:

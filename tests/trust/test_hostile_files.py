@@ -30,6 +30,7 @@ from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
 from ifcomp.cli.record import read_record
+from ifcomp.data.corrections import open_labels, read_decisions
 from ifcomp.data.sources import SourceOptions, open_source
 from ifcomp.errors import (
     CheckpointError,
@@ -85,6 +86,9 @@ READERS = {
     "torch": Reader(read_weights_into_a_model, "net.pt", ModelError),
     "npz": Reader(lambda path: open_source(f"npz:{path}"), "data.npz", DataError),
     "parquet": Reader(lambda path: open_source(f"parquet:{path}"), "data.parquet", DataError),
+    "csv": Reader(lambda path: open_source(f"csv:{path}"), "data.csv", DataError),
+    "csv-labels": Reader(lambda path: open_labels(f"csv:{path}"), "data.csv", DataError),
+    "decisions": Reader(lambda path: read_decisions(str(path)), "decisions.csv", DataError),
     "image": Reader(read_folder, "images/1.png", DataError),
     "thumbnail": Reader(thumbnail, "1.png", DataError),
     "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
@@ -299,6 +303,26 @@ def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     refusal("parquet", path, "expand to")
 
 
+@pytest.mark.parametrize("reader", ["csv", "csv-labels", "decisions"])
+@pytest.mark.parametrize(
+    ("start", "unit", "message"),
+    [
+        (b"a,label\n", b"1", "more than 4,194,304 bytes"),  # one endless cell
+        (b"a,label\n", b"1,", "more than 4,194,304 bytes"),  # one endless row
+        (b"a,label\n", b'"\n",', "more than 65,536 lines"),  # one row with endless lines
+        (b"a,label\n", b"\n", "more than 65,536 lines"),
+        (b"a,label\n" + b"12," * 1_390_000 + b"\n", b"", "line 2 has 1,390,001 cells, but the header has 2"),
+        (b'a,label\n1,"', b"123456\n", "field larger than field limit"),  # a quotation that never ends
+        (b"", b"a,", "more than 4,194,304 bytes"),  # an endless header
+    ],
+    ids=["cell", "row", "lines", "blank lines", "cells", "quotation", "header"],
+)
+def test_endless_rows_are_refused(tmp_path: Path, reader: str, start: bytes, unit: bytes, message: str) -> None:
+    if reader == "decisions":
+        start = start.replace(b"a,label", b"index,decision")
+    refusal(reader, written(tmp_path, reader, start + unit * (10**8 // max(1, len(unit)))), message)
+
+
 def test_metadata_of_columns_that_would_end_the_process_are_not_looked_at() -> None:
     """Fuzzing found this file: pyarrow 26 aborts when it is asked for the metadata of its second column."""
     refusal("parquet", Path(__file__).with_name("wrong_histogram.parquet"), "histogram")
@@ -490,7 +514,7 @@ def test_results_of_the_wrong_type_are_refused(line: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["a\0b", "~\0", "\ud800", "x" * 10_000])
-@pytest.mark.parametrize("kind", ["npz", "parquet", "folder"])
+@pytest.mark.parametrize("kind", ["npz", "parquet", "csv", "folder"])
 def test_names_that_no_file_can_have_are_refused(kind: str, name: str) -> None:
     with pytest.raises((DataError, SettingError)):
         open_source(f"{kind}:{name}")

@@ -92,7 +92,7 @@ def audit(
         )
     run = open_run(path, model)
     source = run.open_data(data or named_data, reading)
-    trusted = None if reference is None else run.open_data(reference, reading, secondary=True)
+    trusted = None if reference is None else run.open_data(reference, reading, secondary=True, like=source)
     sources = [source] if trusted is None else [source, trusted]
     for opened in sources:
         check_labelled(opened)

@@ -55,7 +55,7 @@ def fit(
     from ifcomp import IFComp
     from ifcomp.cli.model import load_checked_model
     from ifcomp.cli.record import Record, record_path
-    from ifcomp.cli.run import resumable, write_run
+    from ifcomp.cli.run import recorded_options, resumable, write_run
     from ifcomp.data.sources import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
 
@@ -80,7 +80,7 @@ def fit(
         ).fit(source.batches(), max_memory=max_memory, checkpoint=checkpoint)
         names = None if source.class_names is None else list(source.class_names)
         assert ifc.factors is not None
-        record = Record(model, weights, data, reading_options.given(), names, ifc.factors.count)
+        record = Record(model, weights, data, recorded_options(reading_options, source), names, ifc.factors.count)
         write_run(out, ifc, record)
     seconds = time.perf_counter() - started
     return Outcome(

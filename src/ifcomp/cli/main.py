@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from ifcomp._version import __version__
 from ifcomp.cli import (
+    apply,
     audit,
     bench,
     calibrate,
@@ -179,6 +180,7 @@ _register(as_command(calibrate.calibrate), calibrate.EPILOG)
 _register(as_command(predict.predict), predict.EPILOG)
 _register(as_command(prune.prune), prune.EPILOG)
 _register(as_command(report.report), report.EPILOG)
+_register(as_command(apply.apply), apply.EPILOG)
 _register(as_command(selftest.selftest), selftest.EPILOG)
 _register(as_command(reproduce.reproduce), reproduce.EPILOG)
 _register(bench.bench, bench.EPILOG)  # prints tables while it runs, so it returns no outcome

@@ -205,7 +205,7 @@ def check_model(model: nn.Module, source: Source, spec: str) -> int:
         raise
     except Exception as error:
         inputs = ", ".join(f"{str(value.dtype)[6:]} {list(value.shape)}" for value in batch.tensors())
-        no_label_column = source.spec.startswith("parquet:") and batch.labels is None
+        no_label_column = source.feature_columns is not None and batch.labels is None
         hint = " No column is the label, so every column is an input: name the label with --label-column."
         raise ModelError(
             f"The model '{spec}' fails on the first examples of '{source.spec}', inputs {inputs}: "

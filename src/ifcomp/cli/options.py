@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Default = TypeVar("Default", bound="Damping | None")
 
 MODEL_FORM = "package.module:factory, a function without arguments; modules in the current folder are found"
-DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE or package.module:factory"
+DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE or package.module:factory"
 _DATA, _MODEL = "Data", "Model and run"
 
 #: Largest number of classes for which ``--fisher auto`` is exact. The exact Fisher has no sampling error, but its cost
@@ -85,6 +85,10 @@ CheckpointEvery = Annotated[
         metavar="SECONDS",
         help="Interval at which progress is saved in OUT.partial. Repeating the command resumes from there.",
     ),
+]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Label column of a table.", show_default="label", rich_help_panel=_DATA),
 ]
 Layers = Annotated[
     str | None,
@@ -186,18 +190,13 @@ class DataOptions:
     std: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Divides the channels after that.", rich_help_panel=_DATA)
     ] = None
-    label_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Label column of a Parquet file.", show_default="label", rich_help_panel=_DATA
-        ),
-    ] = None
+    label_column: LabelColumn = None
     feature_columns: Annotated[
         str | None,
         typer.Option(
             metavar="A,B,C",
-            help="Feature columns of a Parquet file.",
-            show_default="all others",
+            help="Feature columns of a table, in the order of the model's inputs.",
+            show_default="those of the training data, or all others",
             rich_help_panel=_DATA,
         ),
     ] = None

@@ -64,7 +64,13 @@ class Run:
         return ifc
 
     def open_data(
-        self, spec: str | None, reading: DataOptions, *, labelled: bool = True, secondary: bool = False
+        self,
+        spec: str | None,
+        reading: DataOptions,
+        *,
+        labelled: bool = True,
+        secondary: bool = False,
+        like: Source | None = None,
     ) -> Source:
         """Open data.
 
@@ -74,12 +80,20 @@ class Run:
             labelled: Whether the labels are classes of the model. If not, they are dropped.
             secondary: Whether ``reading`` was given for other data of the command. Then options that do not apply to
                 this kind of data are ignored instead of refused.
+            like: Other data with the same feature columns, for tables.
         """
         record = self.record
         missing = "the data" if self.path else "the data with --data"
         name = spec or (record.data if record is not None else self._refuse(missing))
         names = record.class_names if record is not None and labelled else None
-        source = open_source(name, self._data_options(name, reading, secondary), class_names=names, labelled=labelled)
+        options = self._data_options(name, reading, secondary)
+        if like is not None:
+            options = options.with_defaults(
+                SourceOptions(feature_columns=like.feature_columns), source_kind(name).options
+            )
+        # The label column of the record may be missing in new data; one that was named may not.
+        needs_labels = labelled and (spec is None or reading.label_column is not None)
+        source = open_source(name, options, class_names=names, labelled=needs_labels)
         if spec is None and record and isinstance(source.data, IndexedBatches) and len(source) != record.examples:
             raise DataError(
                 f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
@@ -113,7 +127,7 @@ class Run:
             model=self.model,
             weights=self.weights,
             data=training.spec,
-            options=self._data_options(training.spec, reading, secondary=True).given(),
+            options=recorded_options(self._data_options(training.spec, reading, secondary=True), training),
             class_names=list(names) if names else None,
             examples=ifc.factors.count,
         )
@@ -163,11 +177,21 @@ def stored_options(record: Record) -> SourceOptions:
         raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error
 
 
+def recorded_options(options: SourceOptions, source: Source) -> dict[str, Any]:
+    """Return the options to store in a record. Those of a table include its feature columns.
+
+    Later data is then matched by the names of the columns, in any order.
+    """
+    columns = {} if source.feature_columns is None else {"feature_columns": list(source.feature_columns)}
+    return {**options.given(), **columns}
+
+
 def check_labelled(source: Source) -> None:
     """Raise LabelError if the data has no labels."""
     first = next(as_batches(source.batches()), None)
     if first is not None and first.labels is None:
-        raise LabelError(f"'{source.spec}' has no labels, but this command needs them.")
+        remedy = "" if source.feature_columns is None else " Name their column with --label-column."
+        raise LabelError(f"'{source.spec}' has no labels, but this command needs them.{remedy}")
 
 
 # Predictions ---------------------------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from ifcomp.errors import SettingError
     "spec",
     [
         *("", "digit", "digits:", "digits:x", "npz:", "npz", "folder:", "a.npz", "mod:", ":f"),
-        *("a b:c", "csv:x.csv", "../evil:f", "m:f()"),
+        *("a b:c", "csv:", "tsv:x.tsv", "../evil:f", "m:f()"),
     ],
 )
 def test_unknown_names_are_refused(spec: str) -> None:
-    forms = r"digits, npz:FILE, folder:DIR, parquet:FILE or package\.module:factory"
+    forms = r"digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE or package\.module:factory"
     with pytest.raises(SettingError, match=f"Data must be named as {forms}, but is '"):
         open_source(spec)
 

@@ -55,6 +55,16 @@ def test_unlabelled_data_does_not_need_the_label_column() -> None:
     assert read_all(with_labels)[0].tolist() == [[1]]
 
 
+def test_columns_are_matched_by_name() -> None:
+    source = open_source(write_table(b=[1.0], a=[2.0]))
+    assert source.feature_columns == ("b", "a")
+    options = SourceOptions(feature_columns=source.feature_columns)
+    moved = open_source(write_table(extra=["text"], a=[2.0], label=[0], b=[1.0]), options)
+    assert read_all(moved)[0].tolist() == [[1, 2]]
+    with pytest.raises(DataError, match=r"has no column 'b'. Its columns are 'a', 'c'"):
+        open_source(write_table(a=[2.0], c=[1.0]), options)
+
+
 def test_categorical_labels_and_integers_in_lists() -> None:
     source = open_source(write_table(label=pd.Categorical(["b", "a"]), ids=[[1, 2, 3], [4, 5, 6]]))
     x, y = read_all(source)

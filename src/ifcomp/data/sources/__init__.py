@@ -1,4 +1,4 @@
-"""Data opened by name: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE`` or ``package.module:factory``.
+"""Data opened by name: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE``, ``csv:FILE`` or a factory.
 
 Each kind of data is one file with one function, which takes a `SourceRequest` and returns a `Source`. A new kind is one
 more file and one more entry of `KINDS`.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ifcomp.data.factories import is_factory_name
 from ifcomp.data.sources.base import IndexedBatches, Source, SourceRequest
+from ifcomp.data.sources.csv import open_csv
 from ifcomp.data.sources.digits import open_digits
 from ifcomp.data.sources.factory import open_factory
 from ifcomp.data.sources.npz import open_npz
@@ -56,6 +57,7 @@ KINDS: dict[str, SourceKind] = {
     "npz": SourceKind("npz:FILE", open_npz, ("batch_size", "mean", "std")),
     "folder": SourceKind("folder:DIR", _open_folder, ("batch_size", "image_size", "grey", "mean", "std")),
     "parquet": SourceKind("parquet:FILE", _open_parquet, ("batch_size", "label_column", "feature_columns")),
+    "csv": SourceKind("csv:FILE", open_csv, ("batch_size", "label_column", "feature_columns")),
 }
 
 #: All names without such a prefix.
@@ -92,7 +94,7 @@ def open_source(
     """Open data by its name.
 
     Args:
-        spec: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE`` or ``package.module:factory``.
+        spec: ``digits``, ``npz:FILE``, ``folder:DIR``, ``parquet:FILE``, ``csv:FILE`` or ``package.module:factory``.
         options: How to read the data.
         class_names: Names of the classes 0 ... K-1 if known. Labels given as names are numbered accordingly.
         labelled: Whether a table must have the label column named in the options.

@@ -89,6 +89,7 @@ class Source:
         class_names: Names of the classes 0 ... K-1 if known, else None.
         names: Names of the examples, such as file paths, else None.
         texts: Texts of the examples if known, else None.
+        feature_columns: Names of the feature columns of a table, in the order of the inputs, else None.
     """
 
     spec: str
@@ -98,6 +99,7 @@ class Source:
     class_names: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
     texts: tuple[str, ...] | None = None
+    feature_columns: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Number of examples. Counting the data of a factory takes one pass."""

@@ -49,10 +49,10 @@ def open_folder(request: SourceRequest) -> Source:
         MemoryLimitError: If one batch does not fit in memory.
     """
     path, options = request.path, request.options
-    root = _check_folder(path)
-    files = _find_images(root)
+    root = check_folder(path)
+    files = find_images(root)
     names = [printable(file) for file in files]
-    labels, class_names = _labels(path, names, request.class_names)
+    labels, class_names = class_labels(path, names, request.class_names)
     height, width = _image_size(root, files, options)
     _check_memory(path, height, width, options)
     normalize = ChannelNormalization.from_options(options, (1 if options.grey else 3, height, width), request.spec)
@@ -71,7 +71,12 @@ def open_folder(request: SourceRequest) -> Source:
     return Source(request.spec, batches, previews, labels, class_names, tuple(names))
 
 
-def _check_folder(path: str) -> Path:
+def check_folder(path: str) -> Path:
+    """Return the path of a folder.
+
+    Raises:
+        DataError: If it is missing or a file.
+    """
     root = Path(path)
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
@@ -82,7 +87,7 @@ def _check_folder(path: str) -> Path:
     return root
 
 
-def _find_images(root: Path) -> list[str]:
+def find_images(root: Path) -> list[str]:
     """Return the sorted paths of the images relative to the folder. Hidden files and folders are skipped."""
     resolved_root = root.resolve()
     paths = []
@@ -107,7 +112,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
     raise DataError(f"Cannot read the folder '{error.filename}' ({error.strerror}).") from error
 
 
-def _labels(
+def class_labels(
     path: str, names: Sequence[str], known_classes: tuple[str, ...] | None
 ) -> tuple[Tensor | None, tuple[str, ...] | None]:
     """Return labels [N] and class names; None and None if there are no subfolders."""

@@ -27,7 +27,7 @@ class SourceOptions:
         mean: Subtracted from each channel of images with values in 0 ... 1.
         std: Divisor of each channel, applied after the mean.
         label_column: Column of a table with the labels; by default "label", if it exists.
-        feature_columns: Columns of a table with the features; by default all others.
+        feature_columns: Columns of a table with the features, in the order of the inputs; by default all others.
     """
 
     batch_size: int | None = None

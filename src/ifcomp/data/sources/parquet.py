@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from ifcomp.data.sources.arrays import source_from_arrays
 from ifcomp.data.sources.base import Source, SourceRequest
+from ifcomp.data.sources.columns import choose_columns, number_classes, quote
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, LabelError
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
 from ifcomp.optional import requires_package
@@ -17,8 +19,6 @@ from ifcomp.optional import requires_package
 with requires_package("pyarrow", "parquet"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-DEFAULT_LABEL_COLUMN = "label"
 
 #: Bytes per value, for the size check before a table is read.
 _BYTES_PER_VALUE = 8
@@ -30,9 +30,9 @@ _ROWS_PER_READ = 4096
 def open_parquet(request: SourceRequest) -> Source:
     """Open the rows of a Parquet file.
 
-    Features are numeric columns, as float32 [N, F] in the order of the file, or one column of lists of equal length.
-    Integers in lists become int64. Labels are integers or strings; the classes of strings are the known class names, or
-    the sorted distinct values.
+    Features are numeric columns, as float32 [N, F], or one column of lists of equal length. Their order is that of the
+    requested feature columns, else that of the file. Integers in lists become int64. Labels are integers or strings;
+    the classes of strings are the known class names, or the sorted distinct values.
 
     Raises:
         DataError: If columns are missing, not numeric, or have empty cells.
@@ -42,10 +42,10 @@ def open_parquet(request: SourceRequest) -> Source:
         label_column, feature_columns = _choose_columns(pq.read_schema(regular_file(path)), request)
         label_columns = [] if label_column is None else [label_column]
         with pq.ParquetFile(path, read_dictionary=label_columns) as file:  # keeps repeated strings once
-            table = _read_columns(file, path, list(dict.fromkeys([*label_columns, *feature_columns])))
+            table = read_columns(file, path, list(dict.fromkeys([*label_columns, *feature_columns])))
         y, class_names = None, None
         if label_column is not None:
-            y, class_names = _read_labels(table, path, label_column, request.class_names)
+            y, class_names = read_labels(table, path, label_column, request.class_names)
         x, value_names = _read_features(table, path, feature_columns)
     except IfcompError:
         raise
@@ -53,40 +53,37 @@ def open_parquet(request: SourceRequest) -> Source:
         raise DataError(f"There is no file '{path}'.") from error
     except Exception as error:  # pyarrow raises errors of many types for damaged files
         raise DataError(f"Cannot read '{path}' as a Parquet file ({error}).") from error
-    return source_from_arrays(request.spec, x, y, request.options, class_names, value_names)
+    source = source_from_arrays(request.spec, x, y, request.options, class_names, value_names)
+    return replace(source, feature_columns=feature_columns)
 
 
 def _choose_columns(schema: pa.Schema, request: SourceRequest) -> tuple[str | None, tuple[str, ...]]:
     """Return the label column, if any, and the feature columns, after a check of names and types."""
-    path, options = request.path, request.options
-    duplicates = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if duplicates:
-        raise DataError(f"'{path}' has several columns with the name {_quote(duplicates)}. Rename them.")
-    label = options.label_column or (DEFAULT_LABEL_COLUMN if DEFAULT_LABEL_COLUMN in schema.names else None)
-    if not request.needs_labels and label not in schema.names:
-        label = None
-    features = options.feature_columns or tuple(name for name in schema.names if name != label)
-    missing = [name for name in (*([] if label is None else [label]), *features) if name not in schema.names]
-    if missing:
-        raise DataError(f"'{path}' has no column {_quote(missing)}. Its columns are {_quote(schema.names)}.")
-    if label is not None and not (_is_label(schema.field(label).type) or _is_numeric(schema.field(label).type)):
-        raise _label_type_error(label, path, schema.field(label).type)
-    if not features:
-        raise DataError(f"'{path}' has no column with features. Its columns are {_quote(schema.names)}.")
+    path = request.path
+    label, features = choose_columns(schema.names, request)
+    if label is not None:
+        check_label_type(schema, label, path)
     other = [name for name in features if not _is_numeric(schema.field(name).type)]
     if other and not (len(features) == 1 and _is_list(schema.field(other[0]).type)):
         raise DataError(
-            f"Column {_quote(other)} of '{path}' is not numeric. Name the features with --feature-columns: "
+            f"Column {quote(other)} of '{path}' is not numeric. Name the features with --feature-columns: "
             "numeric columns, or one column of lists."
         )
     return label, features
+
+
+def check_label_type(schema: pa.Schema, label: str, path: str) -> None:
+    """Raise LabelError if labels are neither numeric nor strings. Fractions are refused when they are read."""
+    dtype = schema.field(label).type
+    if not (_is_label(dtype) or _is_numeric(dtype)):
+        raise _label_type_error(label, path, dtype)
 
 
 def _label_type_error(name: str, path: str, dtype: pa.DataType) -> LabelError:
     return LabelError(f"Labels must be integers or strings, but column '{name}' of '{path}' is {dtype}.")
 
 
-def _read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
+def read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
     """Read columns in chunks, and check after each chunk that the whole table fits in memory.
 
     The metadata of the columns is not used: pyarrow aborts the process if it is damaged.
@@ -103,11 +100,11 @@ def _read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table
     table = pa.Table.from_batches(chunks).select(names).unify_dictionaries()
     empty = [name for name in names if table.column(name).null_count]
     if empty:
-        raise DataError(f"Column {_quote(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
+        raise DataError(f"Column {quote(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
     return table
 
 
-def _read_labels(
+def read_labels(
     table: pa.Table, path: str, name: str, known_classes: tuple[str, ...] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     """Return labels [N] and class names, if known."""
@@ -121,15 +118,8 @@ def _read_labels(
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     codes, values = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
     present = {values[code] for code in np.unique(codes)}
-    class_names = known_classes or tuple(sorted(present))
-    unknown = sorted(present - set(class_names))
-    if unknown:
-        raise LabelError(
-            f"Column '{name}' of '{path}' has labels that are no classes of the fit: {_quote(unknown)}. "
-            f"Its classes are {_quote(class_names)}."
-        )
-    numbers = {class_name: number for number, class_name in enumerate(class_names)}
-    return np.array([numbers.get(value, -1) for value in values], np.int64)[codes], class_names
+    numbers = number_classes(present, known_classes, name, path)
+    return np.array([numbers.get(value, -1) for value in values], np.int64)[codes], tuple(numbers)
 
 
 def _read_features(table: pa.Table, path: str, names: Sequence[str]) -> tuple[NDArray[Any], tuple[str, ...]]:
@@ -168,7 +158,3 @@ def _is_label(dtype: pa.DataType) -> bool:
 
 def _is_list(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
-
-
-def _quote(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
