@@ -257,6 +257,25 @@ class Positions(nn.Module):
         return self.head(torch.tanh(self.token(x) + self.position(torch.arange(x.shape[1]).unsqueeze(0))).mean(1))
 
 
+class Categories(nn.Module):
+    """A table of two categorical columns with one embedding each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour, self.shape, self.head = nn.Embedding(4, 3), nn.Embedding(5, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.colour(x[:, 0]) + self.shape(x[:, 1])))
+
+
+def test_the_tokens_of_all_embeddings_are_counted_together() -> None:
+    """Each column alone may predict little. As separate features they would outvote the layers."""
+    columns = torch.stack([torch.arange(8) % 4, torch.arange(8) % 5], 1)
+    found, _ = read(make(Categories), labelled(columns))
+    assert list(found) == [TOKENS, "head"]
+    assert_close(found[TOKENS], np.hstack([np.eye(4)[columns[:, 0]], np.eye(5)[columns[:, 1]]]))
+
+
 def test_rows_that_all_examples_share_are_no_features() -> None:
     """The number of positions would otherwise be a property of the batch."""
     tokens, _ = tokens_and_mask()
