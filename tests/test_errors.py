@@ -786,7 +786,6 @@ BATCHES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("three", (X, Y, X), ("(x, y)", "tuple of length 3", "dict")),
     ("list_of_lists", [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], ("(x, y)", "list of length 3")),
     ("pair_of_lists", [[1.0, 2.0], [3.0, 4.0]], ("tensor", "torch.as_tensor")),
-    ("array", X.numpy(), ("tensor", "ndarray")),
     ("pair_of_arrays", (X.numpy(), Y.numpy()), ("tensor", "torch.as_tensor")),
     ("text", "batch", ("tensor", "str")),
     ("none", None, ("tensor", "NoneType")),
@@ -805,12 +804,22 @@ def test_batches_of_another_type_are_refused(batch: Any, words: tuple[str, ...])
         says(caught, *words)
 
 
-@pytest.mark.parametrize("given", ids([("tensor", X), ("pair", (X, Y)), ("none", None)]))
+NO_DATA: list[tuple[str, Any]] = [
+    ("none", None),
+    ("number", 5),
+    ("file_name", "train.npz"),
+    ("triple", (X, Y, Y)),
+    ("pair_of_batches", ((X, Y), (X, Y))),
+    ("dict_of_lists", {"x": [1.0, 2.0]}),
+]
+
+
+@pytest.mark.parametrize("given", ids(NO_DATA))
 @pytest.mark.parametrize("run", ids([("fit", lambda d: IFComp(net()).fit(d)), ("score", lambda d: ready().score(d))]))
-def test_one_batch_in_place_of_a_loader_is_refused(run: Callable[[Any], object], given: Any) -> None:
+def test_objects_that_are_no_data_are_refused(run: Callable[[Any], object], given: Any) -> None:
     with pytest.raises(DataError) as caught:
         run(given)
-    says(caught, "batches")
+    says(caught, "batches", "(X, y)", "DataFrame", type(given).__name__)
 
 
 def test_numpy_scalars_are_numbers() -> None:

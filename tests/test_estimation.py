@@ -103,7 +103,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(EmptyDataError):
         quick(net(), [])
     with pytest.raises(DataError):
-        quick(net(), data()[0][0])
+        quick(net(), None)
     with pytest.raises(SettingError, match="max_memory"):
         quick(net(), data(), max_memory="lots")
     with pytest.raises(SettingError, match="fisher"):

@@ -153,4 +153,4 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(LabelError, match="labels are needed"):
         ifc.explain(x[:2], y[:2], [x])
     with pytest.raises(DataError, match="list"):
-        ifc.explain(x[:2], y[:2], (x, y))
+        ifc.explain(x[:2], y[:2], (x, y, y))

@@ -209,7 +209,8 @@ def test_without_ood_data_the_codelength_chooses() -> None:
         ({"validation": []}, EmptyDataError, "held-out"),
         ({"validation": [torch.zeros(2, 64)]}, LabelError, "labels are needed"),
         ({"validation": [(torch.zeros(2, 64), torch.tensor([0, 10]))]}, LabelError, "label 10"),
-        ({"shifted": (torch.zeros(2, 64), torch.zeros(2))}, DataError, "batches"),
+        ({"shifted": (torch.zeros(2, 64), torch.zeros(2))}, LabelError, r"labels.long\(\)"),
+        ({"shifted": 5}, DataError, "batches"),
     ],
 )
 def test_unusable_requests_are_refused_before_the_fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ifcomp.blocks.block import Basis, Block
 from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_data, check_label_form
+from ifcomp.data.checks import check_label_form
+from ifcomp.data.forms import DataRequest, as_data
 from ifcomp.errors import EmptyDataError
 from ifcomp.fitting import FitPasses
 from ifcomp.layers.recorder import Recorder, working_dtype
@@ -21,6 +22,7 @@ from ifcomp.layers.verification import verified_recorder
 from ifcomp.memory import as_bytes, as_text, available
 from ifcomp.microbatches import Microbatches
 from ifcomp.predictor import IFComp
+from ifcomp.progress import known_length
 from ifcomp.scoring import ScoreOptions, build_evaluation, score_columns
 
 #: Bytes that libraries take when they are first used: convolution primitives, LAPACK, pandas.
@@ -115,7 +117,7 @@ def cells(layer: LayerEstimate) -> tuple[str, ...]:
 
 def estimate(
     model: nn.Module,
-    data: Iterable[Any],
+    data: Any,
     *,
     examples: int | None = None,
     probes: int | None = None,
@@ -137,15 +139,15 @@ def estimate(
     Raises:
         MemoryLimitError: If the fit would need more than ``max_memory``, or than there is.
     """
-    check_data(data)
     ifc, limit = IFComp(model, **options), as_bytes(max_memory)
+    batches = as_data(data, DataRequest(ifc.model, ifc.collate_fn)).batches
     score_options = ScoreOptions(probes=probes)
-    first = next(as_batches(data), None)
+    first = next(as_batches(batches), None)
     if first is None:
         raise EmptyDataError("An estimate needs at least one example, but the data is empty.")
     check_label_form(first)
     if examples is None:
-        examples = len(data) * first.size if isinstance(data, Sized) else first.size
+        examples = (known_length(batches) or 1) * first.size
     itemsize = working_dtype(ifc.model).itemsize
     with torch.inference_mode(False):
         recorder = verified_recorder(ifc.model, ifc._inventory, first, ifc._selection.layers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,10 +24,10 @@ from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_f
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_data, check_label_form, check_not_shuffled
+from ifcomp.data.checks import check_label_form
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
-from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
+from ifcomp.errors import EmptyDataError, IfcompWarning, LengthChangedError
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, check_saved_tensor, restore_tensors
 from ifcomp.layers.inventory import Inventory
@@ -68,7 +68,7 @@ def fit_factors(
         inventory: All of its blocks.
         selection: Which blocks are covered, and how.
         settings: Temperature, Fisher and seed of each fit.
-        data: Batches that can be iterated twice.
+        data: Batches that can be iterated twice, in the same order if there is a checkpoint.
         fingerprint: Identifies the weights in checkpoints.
         limit: Bytes that tensors may take beside model and data.
         checkpoint: Saves the accumulators from time to time.
@@ -77,7 +77,6 @@ def fit_factors(
     Returns:
         The recorder of the verified model, and factors for each of the settings.
     """
-    _check_data(data, checkpoint)
     selected = inventory.keep(inventory.select(selection.layers)).blocks
     itemsize = working_dtype(model).itemsize
     check_factor_memory(selected, itemsize, len(settings), limit, available(next(model.parameters()).device))
@@ -242,17 +241,6 @@ class FitPasses:
 def _counter(recorder: Recorder) -> Tensor:
     with recorder.computing():
         return torch.zeros((), dtype=torch.int64, device=recorder.device)
-
-
-def _check_data(data: Iterable[Any], checkpoint: Checkpoint | None) -> None:
-    if isinstance(data, Iterator):
-        raise DataError(
-            "fit goes over the data twice, but got an iterator that is exhausted after one pass. "
-            "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
-        )
-    check_data(data)
-    if checkpoint is not None:
-        check_not_shuffled(data)
 
 
 def _warn_of_untouched_norms(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -19,16 +19,17 @@ from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
 from ifcomp.curvature.health import with_health
-from ifcomp.data.batches import Batch, as_batch, as_batches
+from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import (
     check_audit_order,
-    check_data,
     check_label_form,
     check_labelled,
     check_labels,
     check_not_shuffled,
+    check_reiterable,
     warn_if_shuffled,
 )
+from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
 from ifcomp.distributed import gather_rows, process_info, shard_batches
@@ -59,7 +60,7 @@ from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
-from ifcomp.progress import track
+from ifcomp.progress import known_length, track
 from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
     ROW_BYTES,
@@ -112,6 +113,7 @@ class IFComp:
         label_samples: int = 1,
         seed: int = 0,
         skip_uncovered: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Inspect the model's layers. The model is not modified.
 
@@ -130,13 +132,18 @@ class IFComp:
             label_samples: Number of labels drawn per example and pass.
             seed: Seed of the label samples and probes.
             skip_uncovered: Leave out parameters that cannot be covered instead of raising.
+            collate_fn: Builds a batch from a list of examples of a Dataset, such as ``DataCollatorWithPadding`` of
+                transformers. None stacks the examples. A DataLoader has its own. It is not saved; set the attribute
+                after `load`.
         """
         if not isinstance(model, nn.Module):
             raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
         self.model = model = unwrapped(model)
         self.settings = FitSettings(beta, fisher, label_samples, seed)
         self.damping = check_damping(damping)
+        self.collate_fn = collate_fn
         self.factors: Factors | None = None
+        self._columns: tuple[str, ...] | None = None
         self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
         with exclusive(model):
             self._inventory = take_inventory(model, self._selection)
@@ -165,7 +172,7 @@ class IFComp:
 
     def fit(
         self,
-        data: Iterable[Any],
+        data: Any,
         *,
         max_memory: int | str | None = None,
         checkpoint: Checkpoint | None = None,
@@ -174,7 +181,8 @@ class IFComp:
         """Estimate the curvature in two passes over the training data.
 
         Args:
-            data: Any re-iterable of ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
+            data: DataLoader, Dataset, arrays ``(X, y)`` or ``X``, table of pandas, data set of Hugging Face, or any
+                re-iterable of batches ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
                 labels are validated in any case.
             max_memory: Memory limit of tensors beside model and data, in bytes or as ``"8GB"``. Results are the same up
                 to rounding. None uses microbatches of moderate size and requires only that the factors fit in memory.
@@ -191,7 +199,7 @@ class IFComp:
 
     def influence(self, x: Any, *, damping: Damping | None = None) -> Tensor:
         """Influence ``IF_beta(x, y)`` of every label (eq. bif), [B, K]. Cost: 1 + 2K forward passes."""
-        batch = as_batch(x)
+        batch = self._batch(x)
         evaluation = self._evaluation(batch, damping)
         return torch.cat(list(evaluate(evaluation, [batch], evaluation.factors.num_classes, label_influence)))
 
@@ -201,7 +209,7 @@ class IFComp:
         ``IF_beta(x, y) = (p - e_y)^T M (p - e_y)``, and ``M / n`` is the logit covariance of the linearised Laplace
         approximation.
         """
-        batch = as_batch(x)
+        batch = self._batch(x)
         evaluation = self._evaluation(batch, damping)
         return torch.cat(list(evaluate(evaluation, [batch], 1, logit_kernel, work="logit kernel")))
 
@@ -218,7 +226,7 @@ class IFComp:
             keep_argmax: Add the same probability to every class, so that the predicted class never changes.
             damping: Overrides the damping of the predictor.
         """
-        batch, alpha = as_batch(x), ScoreOptions(alpha=alpha).alpha
+        batch, alpha = self._batch(x), ScoreOptions(alpha=alpha).alpha
         evaluation = self._evaluation(batch, damping)
         if alpha == DEFAULT_ALPHA:
             _warn_of_large_alpha(alpha, evaluation)
@@ -252,7 +260,7 @@ class IFComp:
                 forward passes.
             damping: Overrides the damping of the predictor.
         """
-        batch = replace(as_batch(x), labels=None)
+        batch = replace(self._batch(x), labels=None)
         options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes, capped=capped)
         return self._column("parametric_complexity", batch, options, damping)
 
@@ -266,7 +274,7 @@ class IFComp:
             x: Inputs.
             damping: Overrides the damping of the predictor; `ifcomp.tasks.ood.OOD_DAMPING` for OOD detection.
         """
-        return self._column("bounded_complexity", replace(as_batch(x), labels=None), ScoreOptions(), damping)
+        return self._column("bounded_complexity", replace(self._batch(x), labels=None), ScoreOptions(), damping)
 
     def stochastic_complexity(
         self,
@@ -288,14 +296,14 @@ class IFComp:
             linearized: Use the paper's first-order parametric complexity.
             damping: Overrides the damping of the predictor.
         """
-        batch, options = as_batch(x, labels=y), ScoreOptions(seen, alpha, linearized)
+        batch, options = self._batch(x, y), ScoreOptions(seen, alpha, linearized)
         check_labels(batch, self._fitted.num_classes)
         return self._column("stochastic_complexity", batch, options, damping)
 
     @explain_dead_workers()
     def score(
         self,
-        data: Iterable[Any],
+        data: Any,
         *,
         seen: bool = True,
         alpha: float = 1.0,
@@ -310,7 +318,7 @@ class IFComp:
         """Score a data set: one row per example, in order, with label columns if the data has labels.
 
         Args:
-            data: ``(x, y)``, ``(x,)``, ``x`` or dicts.
+            data: As for `fit`. It is read once, so an iterator of batches is accepted.
             seen: Whether the model was trained on these labels.
             alpha: Weight of the example relative to a training example.
             linearized: Use first-order parametric complexity.
@@ -327,16 +335,17 @@ class IFComp:
             CheckpointError: If the checkpoint belongs to other work. The message names the differences.
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
-        check_data(data)
-        (warn_if_shuffled if checkpoint is None else check_not_shuffled)(data)
+        data = self._data(data)
+        (warn_if_shuffled if checkpoint is None else check_not_shuffled)(data.batches)
+        check_repeatable(data, in_order=checkpoint is not None)
         progress = progress if process_info().rank == 0 else False
-        batches = as_batches(track(data, "scoring", progress))
+        batches = as_batches(track(data.batches, "scoring", progress))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
-        rows = len(data) * first.size if isinstance(data, Sized) else first.size
+        rows = (known_length(data.batches) or 1) * first.size
         with ExitStack() as stack:
             work = NO_CHECKPOINT
             if checkpoint is not None:
@@ -362,9 +371,9 @@ class IFComp:
     @explain_dead_workers()
     def audit(
         self,
-        data: Iterable[Any],
+        data: Any,
         *,
-        reference: Iterable[Any] | None = None,
+        reference: Any = None,
         max_memory: int | str | None = None,
         progress: bool | None = None,
     ) -> LabelAudit:
@@ -379,8 +388,8 @@ class IFComp:
         contradict the labels of the first suspects, at the cost of `explain`.
 
         Args:
-            data: Labelled data as for `score`, iterated over twice in the same order. The model may have been trained
-                on it or not.
+            data: Labelled data as for `fit`, iterated over twice in the same order. The model may have been trained on
+                it or not. File names, texts and class names that the data knows are columns of the table.
             reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels.
             max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
                 distributions of more than 1 GiB are in temporary files.
@@ -396,18 +405,21 @@ class IFComp:
             >>> print(audit.headline)
             >>> audit.suspects.head()
         """
-        limit, first = as_bytes(max_memory), _first_of_audit(data, "data")
-        if reference is data:
+        if reference is not None and reference is data:
             raise SettingError(
                 "The reference is the audited data itself, so no example would be left out. Leave reference= out."
             )
+        limit, data = as_bytes(max_memory), self._data(data)
+        first, base = _first_of_audit(data, "data"), None
         if reference is not None:
-            _first_of_audit(reference, "reference")
+            base = self._data(reference)
+            _first_of_audit(base, "reference")
         with exclusive(self.model), all_trainable(self.model):
             inventory = take_inventory(self.model, Selection(skip_uncovered=True))
             reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
-            evidence = collect_evidence(reader, data, reference, seed=self.settings.seed, progress=progress)
-        settings = {"seed": self.settings.seed, "has_reference": reference is not None, "version": __version__}
+            trusted = None if base is None else base.batches
+            evidence = collect_evidence(reader, data.batches, trusted, seed=self.settings.seed, progress=progress)
+        settings = {"seed": self.settings.seed, "has_reference": base is not None, "version": __version__}
         audit = audit_evidence(evidence, settings, seed=self.settings.seed)
         if self.factors is not None:
             probes = min(2, self.factors.num_classes)
@@ -415,15 +427,15 @@ class IFComp:
             audit.frame["label_complexity"] = table.column("label_complexity")
             if self.factors.count == len(audit.frame) and process_info().world_size == 1:
                 audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
-        return audit
+        return _with_known_names(audit, data)
 
-    def _explain_suspects(self, audit: LabelAudit, data: Iterable[Any], progress: bool | None) -> pd.DataFrame | None:
+    def _explain_suspects(self, audit: LabelAudit, data: Data, progress: bool | None) -> pd.DataFrame | None:
         """Return `LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
         suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
         if not suspects:
             return None
         try:
-            x, y = select_examples(data, suspects)
+            x, y = select_examples(data.batches, suspects)
         except DataError as error:
             warnings.warn(f"The audit lists no influential examples: {error}", IfcompWarning, stacklevel=4)
             return None
@@ -438,7 +450,7 @@ class IFComp:
         self,
         x: Any,
         y: Any,
-        train: Iterable[Any],
+        train: Any,
         *,
         k: int = 5,
         positions: Sequence[int] | None = None,
@@ -454,16 +466,18 @@ class IFComp:
         Args:
             x: Inputs of the examples to explain.
             y: Their labels [B].
-            train: The training data as ``(x, y)`` or dicts with labels, re-iterable.
+            train: The training data with labels, as for `fit`.
             k: Number of supporting and of contradicting examples per query.
             positions: Position of each query in the training data, to leave it out.
             damping: Overrides the damping of the predictor.
             progress: Show a progress bar; None shows it on terminals.
         """
-        batch = as_batch(x, labels=y)
+        batch = self._batch(x, y)
         check_labels(batch, self._fitted.num_classes)
-        check_data(train)
-        return explain(self._evaluation(batch, damping), batch, train, k, positions, progress)
+        train = self._data(train)
+        check_reiterable(train.batches, "explain reads the data once for each group of queries")
+        check_repeatable(train, in_order=False)
+        return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the factors and settings to one safetensors file, atomically."""
@@ -473,6 +487,7 @@ class IFComp:
             "damping": self.damping.multiple if isinstance(self.damping, Relative) else self.damping,
             "relative_damping": relative,
             "layouts": {name: layout.value for name, layout in self._layouts.items()},
+            "columns": None if self._columns is None else list(self._columns),
         }
         factor_files.save(path, factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__))
 
@@ -496,6 +511,8 @@ class IFComp:
                 **options["selection"],
             )
             layouts = {name: Layout(value) for name, value in options["layouts"].items()}
+            columns = options.get("columns")
+            loaded._columns = None if columns is None else tuple(map(str, columns))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
                 f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
@@ -535,6 +552,18 @@ class IFComp:
         advice = "Give the model and sua= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
+
+    def _data(self, data: Any) -> Data:
+        """Turn any form of data into batches. A table has the columns of the fit."""
+        return as_data(data, self._request)
+
+    def _batch(self, x: Any, y: Any = None) -> Batch:
+        """Convert the inputs of a call, and labels."""
+        return as_inputs(x, y, self._request)
+
+    @property
+    def _request(self) -> DataRequest:
+        return DataRequest(self.model, self.collate_fn, self._columns)
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
@@ -586,7 +615,7 @@ class IFComp:
 
 def fit_together(
     predictors: Sequence[IFComp],
-    data: Iterable[Any],
+    data: Any,
     *,
     max_memory: int | str | None = None,
     checkpoint: Checkpoint | None = None,
@@ -606,6 +635,11 @@ def fit_together(
     lead = predictors[0]
     if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
         raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
+    data = as_data(data, DataRequest(lead.model, lead.collate_fn))
+    check_reiterable(data.batches, "fit reads the data twice")
+    if checkpoint is not None:
+        check_not_shuffled(data.batches)
+    check_repeatable(data, in_order=checkpoint is not None)
     with exclusive(lead.model):
         inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
         digests = fingerprint(lead.model)
@@ -614,7 +648,7 @@ def fit_together(
         inventory,
         lead._selection,
         [predictor.settings for predictor in predictors],
-        data,
+        data.batches,
         fingerprint=short_digest(digests),
         limit=as_bytes(max_memory),
         checkpoint=checkpoint,
@@ -622,19 +656,26 @@ def fit_together(
     )
     with exclusive(lead.model):
         for predictor, factors in zip(predictors, fits, strict=True):
-            predictor._inventory, predictor._recorder = inventory, recorder
+            predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
 
 
-def _first_of_audit(data: Iterable[Any], name: str) -> Batch:
+def _first_of_audit(data: Data, name: str) -> Batch:
     """Check the data or reference of an audit and return its first batch."""
-    check_data(data)
-    check_audit_order(data)
-    first = next(as_batches(data), None)
+    check_audit_order(data.batches)
+    check_repeatable(data, in_order=True)
+    first = next(as_batches(data.batches), None)
     if first is None:
         raise EmptyDataError(f"audit needs at least one example, but the {name} is empty.")
     check_labelled(first)
     return first
+
+
+def _with_known_names(audit: LabelAudit, data: Data) -> LabelAudit:
+    """Add the names of classes and examples that the data knows, if there is one per class and one per example."""
+    classes = data.class_names if len(data.class_names or ()) == audit.pred_probs.shape[1] else None
+    names = None if data.example_names is None else data.example_names()
+    return audit.with_names(classes, names if len(names or ()) == len(audit.frame) else None)
 
 
 def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:

@@ -15,6 +15,14 @@ T = TypeVar("T")
 SPEED_PERIOD = 3600.0
 
 
+def known_length(items: Iterable[object]) -> int | None:
+    """Return the number of items, or None. A DataLoader of an iterable-style data set may have no length."""
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    except TypeError:
+        return None
+
+
 def track(items: Iterable[T], description: str, show: bool | None = None) -> Iterator[T]:
     """Iterate over the items and show a progress bar on standard error.
 
@@ -26,7 +34,6 @@ def track(items: Iterable[T], description: str, show: bool | None = None) -> Ite
     if not (sys.stderr.isatty() if show is None else show):
         yield from items
         return
-    total = len(items) if isinstance(items, Sized) else None
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -36,7 +43,7 @@ def track(items: Iterable[T], description: str, show: bool | None = None) -> Ite
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=SPEED_PERIOD) as progress:
-        task = progress.add_task(description, total=total)
+        task = progress.add_task(description, total=known_length(items))
         for item in items:
             yield item
             progress.advance(task)

@@ -7,8 +7,8 @@ and AUROC are better.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from ifcomp.curvature.factors import Damping, check_number
 from ifcomp.data.batches import as_batch, as_batches
-from ifcomp.data.checks import check_data, check_label_form, check_labels
-from ifcomp.errors import DataError, EmptyDataError, SettingError
+from ifcomp.data.checks import check_label_form, check_labels, check_reiterable
+from ifcomp.data.forms import Data, DataRequest, as_data
+from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
+from ifcomp.layers.wrappers import unwrapped
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
 from ifcomp.progress import track
 from ifcomp.tasks.calibration import pnml_grid
@@ -111,7 +113,7 @@ class OODChoice:
 
 
 def fit_grid(
-    model: nn.Module, betas: Sequence[float], data: Iterable[Any], *, progress: bool | None = None, **settings: Any
+    model: nn.Module, betas: Sequence[float], data: Any, *, progress: bool | None = None, **settings: Any
 ) -> list[IFComp]:
     """Fit one predictor per beta in the same two passes over the data.
 
@@ -130,15 +132,15 @@ def fit_grid(
 
 def tune(
     model: nn.Module,
-    train: Iterable[Any],
-    validation: Iterable[Any],
+    train: Any,
+    validation: Any,
     *,
     betas: Sequence[float] | None = None,
     alphas: Sequence[float] = ALPHAS,
     damping: Damping = DEFAULT_DAMPING,
     objective: Objective = "nll",
     keep_argmax: bool = False,
-    shifted: Iterable[Any] | None = None,
+    shifted: Any = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> Tuned:
@@ -165,8 +167,9 @@ def tune(
         raise SettingError(f"objective must be 'nll' or 'ece', but is {objective!r}.")
     alphas = _checked_grid("alphas", alphas, 0.0)
     betas = None if betas is None else _checked_grid("betas", betas, 1.0)
-    held_out = [validation] if shifted is None else [validation, shifted]
+    parts = [validation] if shifted is None else [validation, shifted]
     IFComp(model, damping=damping, **settings)  # validates the settings before the first pass
+    train, held_out = _read(model, train, parts, settings)
     logits, labels = _logits_and_labels(model, held_out, progress)
     inverse = 1 / fit_temperature(logits, labels)
     betas = betas or _checked_grid("betas", [float(f"{inverse * multiple:.3g}") for multiple in BETA_MULTIPLES], 1.0)
@@ -188,7 +191,7 @@ def tune(
     return Tuned(predictors[betas.index(beta)], beta, alpha, keep_argmax, frame, chosen, inverse)
 
 
-def fit_auto(model: nn.Module, train: Iterable[Any], held_out: Iterable[Any], **settings: Any) -> Tuned:
+def fit_auto(model: nn.Module, train: Any, held_out: Any, **settings: Any) -> Tuned:
     """Select the beta and alpha with the shortest held-out pNML codelength, ``sum -log pNML(y|x)``.
 
     No out-of-distribution data is needed.
@@ -204,9 +207,9 @@ def fit_auto(model: nn.Module, train: Iterable[Any], held_out: Iterable[Any], **
 
 def choose_ood_beta(
     model: nn.Module,
-    train: Iterable[Any],
-    in_validation: Iterable[Any],
-    out_validation: Iterable[Any] | None = None,
+    train: Any,
+    in_validation: Any,
+    out_validation: Any = None,
     betas: Sequence[float] | None = None,
     damping: Damping = OOD_DAMPING,
     *,
@@ -232,6 +235,7 @@ def choose_ood_beta(
         tuned = fit_auto(model, train, in_validation, betas=betas, damping=damping, progress=progress, **settings)
         return OODChoice(tuned.predictor, tuned.beta, "codelength", tuned.frame)
     betas = _checked_grid("betas", OOD_BETAS if betas is None else betas)
+    train, (in_validation, out_validation) = _read(model, train, [in_validation, out_validation], settings)
     _check_reiterable([in_validation, out_validation])
     predictors = fit_grid(model, betas, train, progress=progress, damping=damping, **settings)
     rows = []
@@ -260,14 +264,19 @@ def _checked_grid(name: str, values: Sequence[float], first: float | None = None
     return grid
 
 
+def _read(
+    model: nn.Module, train: Any, parts: Sequence[Any], settings: Mapping[str, Any]
+) -> tuple[Data, list[Iterable[Any]]]:
+    """Return the training data, and the batches of held-out parts. Tables have the columns of the training data."""
+    request = DataRequest(unwrapped(model), settings.get("collate_fn"))
+    data = as_data(train, request)
+    request = replace(request, columns=data.columns)
+    return data, [as_data(part, request).batches for part in parts]
+
+
 def _check_reiterable(parts: Iterable[Iterable[Any]]) -> None:
     for data in parts:
-        check_data(data)
-        if isinstance(data, Iterator):
-            raise DataError(
-                "Held-out data is read once per beta, but an iterator is exhausted after one pass. "
-                "Give a DataLoader, a list of batches, or an object whose __iter__ starts anew."
-            )
+        check_reiterable(data, "Held-out data is read once per beta")
 
 
 def _batches(parts: Iterable[Iterable[Any]], description: str, progress: bool | None) -> Iterator[Any]:

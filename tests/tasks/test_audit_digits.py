@@ -206,9 +206,9 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
         (lambda: [(small()[0][:0], small()[1][:0])], EmptyDataError, "is empty"),
         (lambda: [small()[0]], LabelError, "labels are needed"),
         (lambda: [(small()[0], small()[1].float())], LabelError, "labels must be integers"),
-        (small, DataError, "Put a single batch into a list"),
+        (lambda: (*small(), 0), DataError, "Put a single batch into a list"),
     ],
-    ids=["shuffled", "generator", "iterator", "empty", "empty batch", "unlabelled", "float labels", "one batch"],
+    ids=["shuffled", "generator", "iterator", "empty", "empty batch", "unlabelled", "float labels", "triple"],
 )
 def test_unusable_data_is_refused_before_the_model_runs(
     argument: str, make: Callable[[], Any], error: type[Exception], message: str

@@ -54,6 +54,14 @@ def test_classes_or_examples_may_be_unnamed(audit: LabelAudit) -> None:
     pd.testing.assert_frame_equal(audit.with_names().frame, audit.frame)
 
 
+def test_names_can_be_replaced(audit: LabelAudit) -> None:
+    first = audit.with_names(("a", "b", "c"), ["x"] * 30)
+    pd.testing.assert_frame_equal(
+        first.with_names(CLASSES, ["y"] * 30).frame, audit.with_names(CLASSES, ["y"] * 30).frame
+    )
+    assert first.frame["name"].tolist() == ["x"] * 30
+
+
 def test_names_that_do_not_fit_are_refused(audit: LabelAudit) -> None:
     with pytest.raises(DataError, match="29 names of examples, but 30 examples"):
         audit.with_names(None, ["x"] * 29)

@@ -1,1 +1,1 @@
-"""Data: one form for batches (`batches`, `checks`, `loaders`) and data opened by name (`sources`)."""
+"""Data: one form for batches (`batches`, `checks`, `loaders`), the forms that users give (`forms`), named `sources`."""

@@ -16,6 +16,9 @@ from ifcomp.memory import even_size
 #: Key of the labels in a dict batch. All other entries are keyword inputs of the model.
 LABEL_KEY = "labels"
 
+#: Keys that are read as the labels of a dict batch; the first one present is the label.
+LABEL_KEYS = (LABEL_KEY, "label")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -138,11 +141,11 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     """Convert one item of a loader, or the inputs of a scoring call.
 
     Args:
-        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional ``labels`` entry is the label. x is a tensor, or
-            a list or tuple of inputs: for ``((x, z), y)`` and ``((x, z),)`` the model is called as ``model(x, z)`` if
-            its ``forward`` takes several inputs, else as ``model((x, z))``. An argument of ``forward`` is an input if
-            it has no default, or the default None and no annotation other than a tensor. Lists and tuples in mappings
-            are passed unchanged.
+        item: ``(x, y)``, ``(x,)``, ``x``, or a mapping whose optional entry ``labels`` or ``label`` is the label. x is
+            a tensor, or a list or tuple of inputs: for ``((x, z), y)`` and ``((x, z),)`` the model is called as
+            ``model(x, z)`` if its ``forward`` takes several inputs, else as ``model((x, z))``. An argument of
+            ``forward`` is an input if it has no default, or the default None and no annotation other than a tensor.
+            Lists and tuples in mappings are passed unchanged.
         labels: Labels that replace those of a mapping. A list or tuple ``(x, z)`` then contains inputs only.
         name: Name of the batch in messages.
 
@@ -154,8 +157,9 @@ def as_batch(item: Any, labels: Any = None, name: str = "batch 0") -> Batch:
     kwargs: dict[str, Any] = {}
     item_labels = None
     if isinstance(item, Mapping):
-        kwargs = {str(key): value for key, value in item.items() if key != LABEL_KEY}
-        item_labels = item.get(LABEL_KEY)
+        label_key = next((key for key in LABEL_KEYS if key in item), None)
+        kwargs = {str(key): value for key, value in item.items() if key != label_key}
+        item_labels = None if label_key is None else item[label_key]
     elif isinstance(item, list | tuple) and labels is not None and len(item) > 1:
         _check_no_labels(item, name)
         args = (item,)

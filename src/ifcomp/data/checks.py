@@ -19,13 +19,18 @@ from ifcomp.errors import DataError, IfcompWarning, LabelError, LengthChangedErr
 _SUM_TOLERANCE = 1e-2
 
 
-def check_data(data: Any) -> None:
-    """Raise DataError if the data is a single batch, not iterable, or known to be endless."""
+def check_endless(data: Any) -> None:
+    """Raise DataError if the data is known to be endless."""
     if isinstance(data, itertools.cycle) or (isinstance(data, itertools.repeat) and operator.length_hint(data, -1) < 0):
         raise DataError(
             f"The data never ends: it is an itertools.{type(data).__name__}. Pass the batches themselves, or "
             "ifcomp.data.loaders.FirstExamples(data, count)."
         )
+
+
+def check_data(data: Any) -> None:
+    """Raise DataError if the data is a single batch, not iterable, or known to be endless."""
+    check_endless(data)
     if isinstance(data, Tensor | tuple | Mapping | str) or not isinstance(data, Iterable):
         raise DataError(
             f"Data must be batches: a DataLoader or a list of (x, y), but is a {type(data).__name__}. "
@@ -58,6 +63,20 @@ def check_audit_order(data: Any) -> None:
         raise DataError(
             "An audit reads the data twice in the same order, but the DataLoader shuffles. Create it with "
             "shuffle=False."
+        )
+
+
+def check_reiterable(data: Any, work: str) -> None:
+    """Raise DataError if the data is an iterator.
+
+    Args:
+        data: The batches.
+        work: Start of the message: the work that reads the data several times.
+    """
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"{work}, but an iterator is exhausted after one pass. Give a DataLoader, a list of batches, or an object "
+            "whose __iter__ starts anew."
         )
 
 

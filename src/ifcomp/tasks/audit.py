@@ -204,6 +204,8 @@ class LabelAudit:
     def with_names(self, classes: Sequence[str] | None = None, examples: Sequence[str] | None = None) -> LabelAudit:
         """Return the same audit with names in its table: ``label_name``, ``suggested_name`` and ``name``.
 
+        Names that the data knows are replaced.
+
         Args:
             classes: Names of the classes 0 ... K-1.
             examples: File names or texts of the examples, in the order of the data.
@@ -267,6 +269,10 @@ def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int
 
 
 def _insert_after(frame: pd.DataFrame, column: str, name: str, values: Sequence[str]) -> None:
+    """Insert a column, or replace it."""
+    if name in frame:
+        frame[name] = values
+        return
     frame.insert(frame.columns.tolist().index(column) + 1, name, values)
 
 
