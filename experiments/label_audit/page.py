@@ -35,7 +35,8 @@ the share of wrong labels that the network predicts. AUROC of wrong labels in pe
 standard deviation over seeds for the audit; the best of a row is bold. A dash means: not run.
 
 - *Loss*, *margin*, *EL2N* and *in-sample cleanlab* use the output of the network, *label complexity* also its
-  curvature. Label complexity of ResNets is fitted and measured on 500 examples, of pairs on 2,000.
+  curvature. Label complexity of ResNets is fitted and measured on 500 examples, of LeNets on 1,500, of pairs on
+  2,000.
 - *Raw* and *penultimate neighbours* are the shares of other labels among 50 neighbours.
 - *5-fold cleanlab* trains five more networks of the same kind, each stopped early: at its best validation accuracy
   for images, at its smallest loss on a tenth of its data for tables and texts. It flags labels by confident learning;

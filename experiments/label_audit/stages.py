@@ -18,8 +18,8 @@ from experiments.noise import NoisyData
 from experiments.runs import Trained
 from experiments.training import is_over
 
-#: Examples with label complexity on a ResNet-18, where it takes 0.2 s per example.
-RESNET_COMPLEXITY = 500
+#: Examples with label complexity on a ResNet-18, where it takes 0.2 s per example, and on a LeNet.
+RESNET_COMPLEXITY, LENET_COMPLEXITY = 500, 1_500
 
 #: Wrong labels by which the half memorised epoch is chosen.
 HALF_EXAMPLES = 500
@@ -122,7 +122,7 @@ class StagedImages:
         assert trained is not None
         assert data.labels is not None
         x = self.task.normalisation(data.images)
-        count = RESNET_COMPLEXITY if self.task.model.startswith("resnet") else None
+        count = RESNET_COMPLEXITY if self.task.model.startswith("resnet") else LENET_COMPLEXITY
         return Case(trained.model(epoch), x, data.labels, wrong, len(data.class_names), x.flatten(1), epoch, count)
 
     def _finished(self, seed: int) -> Trained | None:
