@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.data.checks import check_labels, check_same_order
+from ifcomp.data.checks import check_labelled, check_labels, check_same_order
 from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.errors import DataError, IfcompWarning, LengthChangedError
 from ifcomp.layers.forward import evaluating, run_model
@@ -100,6 +100,7 @@ def _logits_and_labels(model: nn.Module, data: Data, progress: bool | None) -> t
     all_logits, all_labels = [torch.empty(0)], [torch.empty(0, dtype=torch.long)]
     device = next(model.parameters()).device
     for batch in _batches(track(data.batches, "logits", progress)):
+        check_labelled(batch)
         with torch.no_grad(), evaluating(model):
             logits = run_model(model, batch.to(device)).cpu().double()
         all_logits.append(logits)

@@ -30,6 +30,9 @@ CHOICE_COVERAGE = 0.95
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 FREE_RANKS = (1, 2, 5)
 
+#: Share by which a penalty must reduce the mean size of sets. Smaller differences are chance.
+MIN_REDUCTION = 0.02
+
 #: Number of examples from which penalties are compared.
 _MAX_EXAMPLES = 5_000
 
@@ -108,7 +111,8 @@ def fit_set_rule(
 def choose_penalty(probability: ArrayLike, label: ArrayLike) -> tuple[float, int]:
     """Penalty and number of free ranks with the smallest mean size of sets at `CHOICE_COVERAGE`.
 
-    Threshold and sizes are those of the same examples; no penalty is preferred if sizes are equal.
+    Threshold and sizes are those of the same examples. A penalty that reduces the mean size by less than
+    `MIN_REDUCTION` is not used.
 
     Args:
         probability: Probabilities, [N, K].
@@ -125,7 +129,7 @@ def choose_penalty(probability: ArrayLike, label: ArrayLike) -> tuple[float, int
         rule = SetRule(np.sort(scores[np.arange(len(truth)), place]), penalty, free_ranks)
         size = float((scores <= rule.threshold(CHOICE_COVERAGE)).sum(1).mean())
         if size < smallest:
-            best, smallest = (penalty, free_ranks), size
+            best, smallest = (penalty, free_ranks), size if penalty else (1 - MIN_REDUCTION) * size
     return best
 
 
