@@ -65,7 +65,7 @@ def calibrate(
             f"{count} held-out examples are few: temperature, alpha and coverage are uncertain. Give {FEW_EXAMPLES} "
             "or more.",
             IfcompWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     logits, labels = (torch.cat(tensors) for tensors in zip(*read, strict=True))
     tuning, conformal = split_halves(count, seed)

@@ -257,10 +257,10 @@ class IFComp:
         """Choose temperature and alpha on held-out data; `predict_proba` and `predict_set` use them from then on.
 
         A random half of the held-out data chooses the temperature T by the NLL of ``softmax(f / T)``, then alpha by the
-        NLL of the distribution that keeps the argmax. Figures are cross-validated within this half. Without a better
-        NLL the softmax is kept. The other half gives the conformal scores of `predict_set`. The fitted factors are
-        kept: E[IF] at T uses the logit kernel of the fit, whose Fisher is that at ``beta``, not at ``1/T``. This is an
-        approximation. Cost: one forward pass and E[IF] per held-out example.
+        NLL of the distribution that keeps the argmax. Figures are cross-validated within this half. The softmax is kept
+        unless the NLL is better by more than its standard error. The other half gives the conformal scores of
+        `predict_set`. The fitted factors are kept: E[IF] at T uses the logit kernel of the fit, whose Fisher is that at
+        ``beta``, not at ``1/T``. This is an approximation. Cost: one forward pass and E[IF] per held-out example.
 
         Args:
             held_out: Labelled data that the model was not trained on, iterated over twice in the same order. At least

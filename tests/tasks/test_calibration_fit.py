@@ -17,6 +17,7 @@ from ifcomp.tasks.calibration_fit import (
     FOLDS,
     HeldOut,
     calibrated_distribution,
+    choose_form,
     choose_weight,
     cross_validate,
     fit_calibration,
@@ -148,7 +149,21 @@ def test_a_calibrated_model_keeps_its_softmax() -> None:
     assert (calibration.alpha, calibration.temperature) == (0, 1)
     assert "no gain: keep the softmax" in repr(calibration)
     assert calibration.headline.startswith("No gain: keep the softmax.")
-    assert calibration.frame["nll"][0] <= calibration.frame["nll"].min()
+
+
+@pytest.mark.parametrize(("gain", "form"), [(0.5, "calibrated"), (0.05, "softmax"), (-0.5, "softmax")])
+def test_a_form_is_used_if_its_gain_is_larger_than_its_standard_error(gain: float, form: str) -> None:
+    """Losses differ by ``gain +- 1`` on 100 examples: the standard error is 0.1."""
+    change = gain + np.tile([1.0, -1.0], 50)
+    labels = np.zeros(100, dtype=int)
+    softmax = np.exp(-np.full(100, 4.0))[:, np.newaxis] * np.ones((1, 2))
+    calibrated = np.exp(-4.0 + change)[:, np.newaxis] * np.ones((1, 2))
+    assert choose_form({"softmax": softmax, "temperature": softmax, "calibrated": calibrated}, labels) == form
+
+
+def test_a_label_of_probability_zero_is_a_large_finite_loss() -> None:
+    certain, labels = np.eye(2)[[0] * 50], np.array([0, 1] * 25)
+    assert choose_form({"softmax": certain, "temperature": np.full((50, 2), 0.5)}, labels) == "temperature"
 
 
 def test_temperature_alone_is_used_if_alpha_does_not_help() -> None:

@@ -33,6 +33,9 @@ FOLDS = 5
 #: Smallest number of held-out examples, and the number below which a warning is given.
 MIN_EXAMPLES, FEW_EXAMPLES = 40, 200
 
+#: Smallest probability whose logarithm is compared.
+_SMALLEST = 1e-300
+
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
@@ -110,7 +113,7 @@ def fit_calibration(
 ) -> Calibration:
     """Choose alpha, compare with the softmax by cross-validation, and score the conformal examples.
 
-    The form with the smallest cross-validated NLL is used: softmax, temperature, or temperature and alpha. Every fold
+    `choose_form` selects the form by cross-validated NLL: softmax, temperature, or temperature and alpha. Every fold
     has its own temperature and alpha; E[IF] is that at ``temperature`` in all of them. If the model predicts every
     tuning example correctly, overconfidence cannot be measured and the softmax is kept.
 
@@ -130,9 +133,7 @@ def fit_calibration(
     chosen = {SOFTMAX: (1.0, 0.0), TEMPERATURE: (temperature, 0.0), CALIBRATED: (temperature, weight)}
     out_of_fold = cross_validate(tuning, weights, seed)
     summaries = {form: calibration_summary(values, tuning.labels) for form, values in out_of_fold.items()}
-    best = min(summaries, key=lambda form: summaries[form]["nll"])  # the first of equal ones: the simpler form
-    if summaries[SOFTMAX]["accuracy"] == 1:
-        best = SOFTMAX
+    best = SOFTMAX if summaries[SOFTMAX]["accuracy"] == 1 else choose_form(out_of_fold, tuning.labels)
     used_temperature, used_weight = chosen[best]
     rows = [
         (form, chosen[form][0], chosen[form][1] * count, *(summary[name] for name in COLUMNS[3:-1]), form == best)
@@ -150,6 +151,25 @@ def fit_calibration(
         set_rule=fit_set_rule(tuned, tuning.labels, other, conformal.labels),
         settings=settings,
     )
+
+
+def choose_form(distributions: Mapping[str, Floats], labels: Integers) -> str:
+    """Return the form to use, from the simplest on: a later one if its NLL is smaller by more than chance.
+
+    That is, the mean difference of ``-log p_y`` exceeds its standard error over the examples.
+
+    Args:
+        distributions: Cross-validated distributions by form, [N, K] each, from the simplest to the most general.
+        labels: y, [N].
+    """
+    rows, forms = np.arange(len(labels)), list(distributions)
+    losses = {form: -np.log(np.maximum(distributions[form][rows, labels], _SMALLEST)) for form in forms}
+    best = forms[0]
+    for form in forms[1:]:
+        difference = losses[best] - losses[form]
+        if difference.mean() > difference.std(ddof=1) / np.sqrt(len(labels)):
+            best = form
+    return best
 
 
 def cross_validate(held_out: HeldOut, weights: Sequence[float], seed: int) -> dict[str, Floats]:

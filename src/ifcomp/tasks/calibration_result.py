@@ -35,7 +35,7 @@ DESCRIPTIONS = {
     "nll": "mean -log p of the label in nats, cross-validated; smaller is better",
     "ece": "expected calibration error, cross-validated; smaller is better",
     "brier": "mean squared distance to the one-hot label, cross-validated; smaller is better",
-    "is_used": "whether predictions use this form: the one with the smallest cross-validated NLL",
+    "is_used": "whether predictions use this form: a simpler one unless the cross-validated NLL is clearly smaller",
 }
 
 
@@ -66,7 +66,7 @@ class Calibration:
 
     @property
     def has_gain(self) -> bool:
-        """Whether the cross-validated NLL is better than that of the softmax."""
+        """Whether the cross-validated NLL is better than that of the softmax by more than its standard error."""
         return self.form != SOFTMAX
 
     @property
@@ -83,7 +83,7 @@ class Calibration:
             others = self.frame["nll"][1:].min()
             return (
                 f"No gain: keep the softmax. Its cross-validated NLL on {examples} is {softmax['nll']:.4g} nats, with "
-                f"calibration {others:.4g}."
+                f"calibration {others:.4g}, which is not better by more than chance."
             )
         return (
             f"Temperature {self.temperature:.3g} and alpha {self.alpha:.3g}: NLL {softmax['nll']:.4g} -> "
