@@ -127,7 +127,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("beta_nan", {"beta": NAN}, ("beta", "nan", "at least 0")),
     ("beta_infinite", {"beta": INF}, ("beta", "inf", "finite")),
     ("beta_text", {"beta": "1"}, ("beta", "1", "number")),
-    ("beta_auto", {"beta": "auto"}, ("beta", "'auto'", "ifcomp.tuning.fit_auto(model, train, held_out)", "number")),
+    ("beta_auto", {"beta": "auto"}, ("beta", "'auto'", "IFComp.calibrate(held_out)", "number")),
     ("damping_negative", {"damping": -0.1}, ("damping", "-0.1", "at least 0")),
     ("damping_nan", {"damping": NAN}, ("damping", "nan", "at least 0")),
     ("damping_infinite", {"damping": INF}, ("damping", "inf")),

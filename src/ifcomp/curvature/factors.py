@@ -57,8 +57,8 @@ class FitSettings:
         """Validate the settings."""
         if str(self.beta) == "auto":
             raise SettingError(
-                "beta='auto' needs held-out data, which fit does not get. Give a number of at least 0, or call "
-                "ifcomp.tuning.fit_auto(model, train, held_out): its .predictor is fitted at the beta it chose."
+                "beta='auto' needs held-out data, which fit does not get. Give a number of at least 0. After the fit, "
+                "IFComp.calibrate(held_out) chooses the temperature of predictions."
             )
         check_number("beta", self.beta)
         if self.fisher not in ("sampled", "exact", "empirical"):
