@@ -216,6 +216,8 @@ def test_dict_batches_and_loaders_are_read() -> None:
     loader = DataLoader(TensorDataset(images[500:700], labels[500:700]), batch_size=64)
     expected = ifc.calibrate(held_out(500, 700), progress=False)
     assert ifc.calibrate(loader, progress=False).temperature == pytest.approx(expected.temperature, rel=1e-6)
+    arrays = (images[500:700].numpy(), labels[500:700].numpy())
+    assert ifc.calibrate(arrays, progress=False).temperature == pytest.approx(expected.temperature, rel=1e-4)
     dicts = [{"input": x, "labels": y} for x, y in held_out(500, 700)]
     assert ifc.calibrate(dicts, progress=False).temperature == pytest.approx(expected.temperature, rel=1e-6)
 
@@ -242,10 +244,10 @@ BAD_DATA = {
     "regression": ([(x, y + 0.5) for x, y in held_out()], LabelError, "regression"),
     "unknown class": ([(x, y + 5) for x, y in held_out()], LabelError, "outside 0 ... 9"),
     "iterator": (iter(held_out()), LengthChangedError, "only once"),
-    "tensor": (held_out()[0][0], DataError, "must be batches"),
+    "tensor": (held_out()[0][0], LabelError, "labels are needed"),
     "shuffled": (DataLoader(TensorDataset(*new_data()), 64, shuffle=True), DataError, "A calibration reads"),
-    "length": (Changing(held_out(), held_out(), held_out()[:-1]), LengthChangedError, "600 examples .* but 512"),
-    "order": (Changing(held_out(), held_out(), flipped(held_out())), DataError, "differ between two passes"),
+    "length": (Changing(*[held_out()] * 4, held_out()[:-1]), LengthChangedError, "600 examples .* but 512"),
+    "order": (Changing(*[held_out()] * 4, flipped(held_out())), DataError, "differ between two passes"),
 }
 
 
