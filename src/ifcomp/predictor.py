@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp._version import __version__
-from ifcomp.calibrating import calibrate, first_held_out
 from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
 from ifcomp.curvature.factors import (
     Damping,
@@ -273,6 +272,8 @@ class IFComp:
             DataError: If there are too few examples, or the data differs between the two passes.
             LabelError: If labels are missing or outside 0 ... K-1.
         """
+        from ifcomp.calibrating import calibrate, first_held_out  # imports scipy, which is slow
+
         parts = [self._data(data) for data in (held_out, shifted) if data is not None]
         factors, first = self._fitted, first_held_out(parts)
         evaluation = self._evaluation(first, None)
