@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ifcomp.cli.run import Predictions
 
-EPILOG = "[bold]Example:[/bold] ifcomp predict run.ifcomp npz:new.npz --coverage 0.95 --out predictions.csv"
+EPILOG = "[bold]Example:[/bold] ifcomp predict run.ifcomp npz:new.npz --coverage 0.95"
 
 
 def predict(
