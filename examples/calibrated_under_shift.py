@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from ifcomp import IFComp
 from ifcomp.tasks.calibration import calibration_summary
-from ifcomp.tuning import tune
 
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -26,12 +26,13 @@ for _ in range(20):
         F.cross_entropy(model(batch), target).backward()
         optimizer.step()
 
-# Select alpha on clean and speckled validation digits. The test digits have other shifts.
+# Select temperature and alpha on clean and speckled validation digits. The test digits have other shifts.
 specks = (torch.rand_like(validation[0]) < 0.2).float()
 speckled = specks * torch.rand_like(specks).round() + (1 - specks) * validation[0]
 shifted = [(speckled, validation[1])]
-tuned = tune(model, [train], [validation], shifted=shifted, betas=[1.0], keep_argmax=True, fisher="sampled")
-print(f"selected alpha {tuned.alpha:g}; for comparison, temperature {1 / tuned.inverse_temperature:.2f}")
+ifc = IFComp(model).fit([train])
+calibration = ifc.calibrate([validation], shifted)
+print(calibration)
 
 shifts = {
     "clean": test[0],
@@ -43,7 +44,7 @@ print("test digits  accuracy   ECE: softmax  temperature  ifcomp   NLL: softmax 
 for name, inputs in shifts.items():
     with torch.no_grad():
         logits = model(inputs).double()
-    scaled = (logits * tuned.inverse_temperature).softmax(1)
-    summaries = [calibration_summary(p, test[1]) for p in (logits.softmax(1), scaled, tuned.predict_proba(inputs))]
+    scaled = (logits / calibration.frame["temperature"][1]).softmax(1)
+    summaries = [calibration_summary(p, test[1]) for p in (logits.softmax(1), scaled, ifc.predict_proba(inputs))]
     ece, nll = (" ".join(f"{summary[metric]:12.3f}" for summary in summaries) for metric in ("ece", "nll"))
     print(f"{name:11s} {summaries[0]['accuracy']:9.3f} {ece} {nll}")

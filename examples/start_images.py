@@ -37,8 +37,9 @@ print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(i
 digit = x[1400:1401]
 print(ifc.bounded_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
 
-# 5. Calibrated probabilities. Choose alpha on held-out data: see the page on settings.
-print(ifc.predict_proba(digit, alpha=1e-4).round(decimals=3))
+# 5. Calibrated probabilities and prediction sets: calibrate on digits that the model was not trained on.
+print(ifc.calibrate([(x[1401:], y[1401:])]))
+print(ifc.predict_proba(digit).round(decimals=3), ifc.predict_set(digit, coverage=0.95))
 
 # 6. Save the fit, and load it with the same model later.
 ifc.save("images.ifcomp")

@@ -9,7 +9,6 @@ from torch import nn
 from ifcomp import IFComp
 from ifcomp.tasks.calibration import calibration_summary
 from ifcomp.tasks.ood import OOD_DAMPING
-from ifcomp.tuning import tune
 
 # 1. Your table and model. Standardise the columns, for the network and for its curvature.
 torch.manual_seed(0)
@@ -18,7 +17,7 @@ parts = train_test_split(data.data, data.target, test_size=0.5, random_state=0, 
 scaler = StandardScaler().fit(parts[0])
 x_train, x_other = (torch.tensor(scaler.transform(part)).float() for part in parts[:2])
 y_train, y_other = torch.tensor(parts[2]), torch.tensor(parts[3])
-x_validation, x_test, y_validation, y_test = x_other[:140], x_other[140:], y_other[:140], y_other[140:]
+x_validation, x_test, y_validation, y_test = x_other[:200], x_other[200:], y_other[:200], y_other[200:]
 y_train[::30] = 1 - y_train[::30]  # 10 wrong labels, to have something to find
 model = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -41,9 +40,11 @@ rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}
 for name, values in rows.items():
     print(f"{name:16s} median {ifc.bounded_complexity(values, damping=OOD_DAMPING).median():.2g} nats")
 
-# 5. Calibrated probabilities: select the settings on validation rows, measure on test rows.
-tuned = tune(model, train, [(x_validation, y_validation)])
-softmax, calibrated = model(x_test).softmax(1).detach(), tuned.predict_proba(x_test)
-for name, probability in {"softmax": softmax, f"ifcomp, alpha {tuned.alpha:g}": calibrated}.items():
+# 5. Calibrated probabilities and prediction sets: calibrate on validation rows, measure on test rows.
+print(ifc.calibrate([(x_validation, y_validation)]))
+for name, probability in {"softmax": model(x_test).softmax(1).detach(), "ifcomp": ifc.predict_proba(x_test)}.items():
     summary = calibration_summary(probability, y_test)
     print(f"{name:22s} NLL {summary['nll']:.3f} nats, ECE {summary['ece']:.3f}, accuracy {summary['accuracy']:.3f}")
+sets = ifc.predict_set(x_test, coverage=0.95)
+covered = sets[range(len(y_test)), y_test].double().mean()
+print(f"sets with coverage 0.95: {sets.sum(1).double().mean():.2f} classes on average, {covered:.1%} covered")

@@ -28,7 +28,10 @@ def measure(network: Network, classes: int, count: int, few: float, setup: Setup
     ifc, x = fitted(network, classes, setup, setup.size(count))
     few, scale = min(few, 1) if setup.tiny else few, 1e-4 * len(x) / TRAINING_EXAMPLES
     acnml = Acnml.from_ekfac(ifc, damping=DAMPING, scale=scale, steps=STEPS)
-    functions = {FORWARD: lambda: forward(ifc.model, x), "ours": lambda: ifc.predict_proba(x, alpha=0.15)}
+    functions = {
+        FORWARD: lambda: forward(ifc.model, x),
+        "ours": lambda: ifc.predict_proba(x, alpha=0.15, keep_argmax=False),
+    }
     measured = Measured()
     measured.add(interleaved(functions, setup.slow_rounds, turn=setup.turn), len(x))
     labels = range(round(few * classes)) if few < 1 else None  # each label is fitted alone

@@ -61,15 +61,29 @@ def pnml_distribution(
         influence: IF, [B, K].
         num_train: n.
         alpha: Weight of the example; 0 returns p.
-        keep_argmax: Return ``(p + c/K) / (1 + c)`` with ``c = alpha/n E[IF]`` instead. This spreads the added
-            probability evenly over the labels, so the predicted class never changes.
+        keep_argmax: Return `argmax_keeping_distribution` instead.
     """
     if keep_argmax:
-        added = (alpha / num_train * expected_influence(probability, influence)).unsqueeze(1)
-        uniform_share = added / (1 + added)  # finite for any alpha
-        return probability * (1 - uniform_share) + uniform_share / probability.shape[1]
+        expected = expected_influence(probability, influence)
+        return argmax_keeping_distribution(probability, expected, num_train, alpha)
     hindsight = hindsight_probabilities(probability, influence, num_train, alpha)
     return hindsight / hindsight.sum(1, keepdim=True)
+
+
+def argmax_keeping_distribution(probability: Tensor, expected: Tensor, num_train: int, alpha: float) -> Tensor:
+    """The pNML distribution with the added probability spread evenly, ``(p + c/K) / (1 + c)``, [B, K].
+
+    The predicted class never changes. With ``c = alpha/n E[IF]`` it needs the expected influence only.
+
+    Args:
+        probability: p, [B, K].
+        expected: E[IF], [B].
+        num_train: n.
+        alpha: Weight of the example; 0 returns p.
+    """
+    added = (alpha / num_train * expected).unsqueeze(1)
+    uniform_share = added / (1 + added)  # finite for any alpha
+    return probability * (1 - uniform_share) + uniform_share / probability.shape[1]
 
 
 def codelength(log_probability: Tensor, labels: Tensor) -> Tensor:

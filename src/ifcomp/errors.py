@@ -57,6 +57,10 @@ class NotFittedError(IfcompError):
     """A result was requested before `fit` or `load`."""
 
 
+class NotCalibratedError(NotFittedError):
+    """A result was requested that needs `calibrate`."""
+
+
 class StorageError(IfcompError):
     """A file cannot be read or written."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp._version import __version__
-from ifcomp.complexity import pnml_distribution
 from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
-from ifcomp.curvature.factors import Damping, Factors, FisherKind, FitSettings, Relative, check_damping
+from ifcomp.curvature.factors import (
+    Damping,
+    Factors,
+    FisherKind,
+    FitSettings,
+    Relative,
+    check_damping,
+    check_number,
+)
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import (
@@ -38,6 +46,7 @@ from ifcomp.errors import (
     EmptyDataError,
     IfcompWarning,
     ModelError,
+    NotCalibratedError,
     NotFittedError,
     SettingError,
     StorageError,
@@ -60,13 +69,13 @@ from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
+from ifcomp.prediction import DEFAULT_ADDED_PROBABILITY, alpha_of_added_probability, distributions
 from ifcomp.progress import known_length, track
 from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
     ROW_BYTES,
     ROWS,
     Evaluation,
-    Microbatch,
     ScoreOptions,
     build_evaluation,
     evaluate,
@@ -76,12 +85,7 @@ from ifcomp.scoring import (
     score_key,
 )
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
-
-#: Alpha of the paper; too large for small training sets.
-DEFAULT_ALPHA = 0.15
-
-#: Mean added probability of the training examples above which the default alpha raises a warning.
-_MAX_ADDED_PROBABILITY = 0.1
+from ifcomp.tasks.calibration_result import Calibration
 
 #: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -95,7 +99,9 @@ class IFComp:
 
     Example:
         >>> ifc = IFComp(model).fit(train_loader)
-        >>> ifc.predict_proba(x, alpha=0.15)          # calibrated distribution, [B, K]
+        >>> ifc.calibrate(held_out_loader)            # temperature and alpha of predictions
+        >>> ifc.predict_proba(x)                      # calibrated distribution, [B, K]
+        >>> ifc.predict_set(x, coverage=0.95)         # prediction sets, [B, K] booleans
         >>> ifc.stochastic_complexity(x, y)           # suspicion of labels, [B], nats
         >>> ifc.parametric_complexity(x)              # unfamiliarity of inputs, [B], nats
         >>> ifc.bounded_complexity(x)                 # the same between 0 and log K, for OOD detection
@@ -121,7 +127,6 @@ class IFComp:
             model: Returns logits [B, K], or an object with ``.logits``. Wrappers of ``torch.compile``, ``DataParallel``
                 and ``DistributedDataParallel`` are removed.
             beta: Inverse temperature; 1 is the ordinary influence function, 0 the limit of a uniform distribution.
-                `ifcomp.tuning.fit_auto` chooses it on held-out data.
             layers: None covers all layers; ``"last"`` the last weight layer; or names and shell-style patterns.
             damping: Added to the curvature before it is inverted. Larger damping keeps the hindsight model closer to
                 the trained model. A float is absolute in beta-free units (the paper's delta over beta squared);
@@ -153,6 +158,7 @@ class IFComp:
         self._layouts: Mapping[str, Layout] = {}
         self._checksums: list[tuple[int, int, complex]] = []
         self._evaluated: Evaluation | None = None
+        self._calibration: Calibration | None = None
 
     @property
     def beta(self) -> float:
@@ -214,29 +220,110 @@ class IFComp:
         return torch.cat(list(evaluate(evaluation, [batch], 1, logit_kernel, work="logit kernel")))
 
     def predict_proba(
-        self, x: Any, alpha: float = DEFAULT_ALPHA, *, keep_argmax: bool = False, damping: Damping | None = None
+        self, x: Any, alpha: float | None = None, *, keep_argmax: bool = True, damping: Damping | None = None
     ) -> Tensor:
-        """The calibrated pNML distribution (eq. pnml_dist), [B, K].
+        """The pNML distribution, [B, K]; calibrated after `calibrate`.
+
+        The default form ``(p + c/K) / (1 + c)`` with ``c = alpha/n E[IF]`` never changes the predicted class and needs
+        E[IF] only: all labels up to 32 classes, two probes beyond. Cost: 1 + 2K or 5 forward passes.
 
         Args:
             x: Inputs.
-            alpha: Weight of the example relative to a training example; 0 gives the model's distribution at beta.
-                Choose it on held-out data with `ifcomp.tuning.tune`. The default costs accuracy on small training
-                sets; a warning reports this.
-            keep_argmax: Add the same probability to every class, so that the predicted class never changes.
+            alpha: Weight of the example relative to a training example, with ``p = softmax(beta f)``; 0 returns p. None
+                uses alpha and temperature of `calibrate`. Before `calibrate` it is the alpha for which the training
+                mean of ``alpha/n E[IF]`` is 0.01. The paper uses 0.15.
+            keep_argmax: False returns the paper's ``p_y (1 + alpha/n IF_y) / (1 + c)`` (eq. pnml_dist), which can
+                change the predicted class. Cost: 1 + 2K forward passes.
             damping: Overrides the damping of the predictor.
+
+        Raises:
+            SettingError: If ``alpha`` is None and the calibration has another damping or form.
         """
-        batch, alpha = self._batch(x), ScoreOptions(alpha=alpha).alpha
+        if alpha is not None:
+            check_number("alpha", alpha)
+        batch = self._batch(x)
         evaluation = self._evaluation(batch, damping)
-        if alpha == DEFAULT_ALPHA:
-            _warn_of_large_alpha(alpha, evaluation)
-        count, classes = evaluation.factors.count, evaluation.factors.num_classes
+        inverse_temperature = evaluation.beta
+        if alpha is None and self._calibration is not None:
+            self._calibration.check_form(repr(evaluation.damping), keep_argmax)
+            alpha, inverse_temperature = self._calibration.alpha, 1 / self._calibration.temperature
+        elif alpha is None:
+            alpha = alpha_of_added_probability(evaluation, DEFAULT_ADDED_PROBABILITY)
+        return distributions(evaluation, [batch], alpha, inverse_temperature, keep_argmax)
 
-        def distribution(microbatch: Microbatch) -> Tensor:
-            influence = label_influence(microbatch)
-            return pnml_distribution(microbatch.probability, influence, count, alpha, keep_argmax)
+    @explain_dead_workers()
+    def calibrate(self, held_out: Any, shifted: Any = None, *, progress: bool | None = None) -> Calibration:
+        """Choose temperature and alpha on held-out data; `predict_proba` and `predict_set` use them from then on.
 
-        return torch.cat(list(evaluate(evaluation, [batch], classes, distribution)))
+        A random half of the held-out data chooses the temperature T by the NLL of ``softmax(f / T)``, then alpha by the
+        NLL of the distribution that keeps the argmax. Figures are cross-validated within this half. The softmax is kept
+        unless the NLL is better by more than its standard error. The other half gives the conformal scores of
+        `predict_set`. The fitted factors are kept: E[IF] at T uses the logit kernel of the fit, whose Fisher is that at
+        ``beta``, not at ``1/T``. This is an approximation. Cost: one forward pass and E[IF] per held-out example.
+
+        Args:
+            held_out: Labelled data that the model was not trained on, iterated over twice in the same order. At least
+                40 examples, better 200 or more.
+            shifted: Labelled held-out data under the shift that is expected later. It joins the half that chooses
+                temperature and alpha, not the other one.
+            progress: Show progress bars; None shows them on terminals.
+
+        Raises:
+            DataError: If there are too few examples, or the data differs between the two passes.
+            LabelError: If labels are missing or outside 0 ... K-1.
+        """
+        from ifcomp.calibrating import calibrate, first_held_out  # imports scipy, which is slow
+
+        parts = [self._data(data) for data in (held_out, shifted) if data is not None]
+        factors, first = self._fitted, first_held_out(parts)
+        evaluation = self._evaluation(first, None)
+        settings = {**self._fit_identity(factors), "damping": repr(self.damping), "version": __version__}
+        seed = self.settings.seed
+        self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
+        return self._calibration
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The latest result of `calibrate`, also after `load`; None before. `fit` removes it.
+
+        A calibration can be assigned if it was made with the same model, fit and damping.
+        """
+        return self._calibration
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration | None) -> None:
+        if calibration is not None:
+            calibration.check_fit({**self._fit_identity(self._fitted), "damping": repr(self.damping)})
+        self._calibration = calibration
+
+    def predict_set(self, x: Any, coverage: float = 0.95) -> Tensor:
+        """Prediction sets by split conformal prediction, [B, K] booleans; never empty.
+
+        A set contains the true label with probability of at least ``coverage``, on average over held-out and new data,
+        if both come from the same distribution. Under shift this is not guaranteed. The score is that of regularised
+        adaptive prediction sets without random numbers (`ifcomp.tasks.prediction_sets`), on the distribution of
+        `calibrate`.
+
+        Args:
+            x: Inputs.
+            coverage: Between 0 and 1.
+
+        Raises:
+            NotCalibratedError: Before `calibrate`.
+        """
+        if self._fitted is not None and self._calibration is None:
+            raise NotCalibratedError("Prediction sets need held-out data: call calibrate(held_out) first.")
+        assert self._calibration is not None
+        rule = self._calibration.set_rule
+        if rule.threshold(coverage) == math.inf:
+            warnings.warn(
+                f"Coverage {coverage:g} needs more than {len(rule.scores)} conformal examples, so every set has all "
+                "labels. Give more data to calibrate, or choose a smaller coverage.",
+                IfcompWarning,
+                stacklevel=2,
+            )
+        probability = self.predict_proba(x)
+        return torch.from_numpy(rule.sets(probability.cpu().numpy(), coverage)).to(probability.device)
 
     def parametric_complexity(
         self,
@@ -480,7 +567,7 @@ class IFComp:
         return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the factors and settings to one safetensors file, atomically."""
+        """Write factors, settings and `calibration` to one safetensors file, atomically."""
         relative = isinstance(self.damping, Relative)
         options = {
             "selection": asdict(self._selection),
@@ -489,7 +576,9 @@ class IFComp:
             "layouts": {name: layout.value for name, layout in self._layouts.items()},
             "columns": None if self._columns is None else list(self._columns),
         }
-        factor_files.save(path, factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__))
+        results = {} if self._calibration is None else {"calibration": self._calibration.to_json()}
+        saved = factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__, results)
+        factor_files.save(path, saved)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -519,6 +608,13 @@ class IFComp:
             ) from error
         advice = "Is the file damaged, or was the model's code changed? Fit again."
         loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
+        if "calibration" in stored.results:
+            try:
+                loaded.calibration = Calibration.from_json(stored.results["calibration"])
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+                raise StorageError(
+                    f"Cannot read the calibration in '{path}': it is damaged ({error}). Fit and calibrate again."
+                ) from error
         return loaded
 
     @classmethod
@@ -564,6 +660,15 @@ class IFComp:
     @property
     def _request(self) -> DataRequest:
         return DataRequest(self.model, self.collate_fn, self._columns)
+
+    def _fit_identity(self, factors: Factors) -> dict[str, Any]:
+        """Settings that identify model and fit, as plain JSON."""
+        return {
+            "beta": self.beta,
+            "model": short_digest(self._fingerprint),
+            "fit": factors.digest(),
+            "training_examples": factors.count,
+        }
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
         """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
@@ -658,6 +763,7 @@ def fit_together(
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
+            predictor._calibration = None
 
 
 def _first_of_audit(data: Data, name: str) -> Batch:
@@ -676,17 +782,3 @@ def _with_known_names(audit: LabelAudit, data: Data) -> LabelAudit:
     classes = data.class_names if len(data.class_names or ()) == audit.pred_probs.shape[1] else None
     names = None if data.example_names is None else data.example_names()
     return audit.with_names(classes, names if len(names or ()) == len(audit.frame) else None)
-
-
-def _warn_of_large_alpha(alpha: float, evaluation: Evaluation) -> None:
-    """Warn if ``alpha/n`` times the mean expected influence of the training examples is large."""
-    count = evaluation.factors.count
-    added = alpha / count * evaluation.effective_parameters
-    if added > _MAX_ADDED_PROBABILITY:
-        warnings.warn(
-            f"alpha={alpha} is large for {count:,} training examples: it adds {added:.2g} to the total probability of "
-            "even the average training example, which costs accuracy. Choose alpha on held-out data with "
-            "ifcomp.tuning.tune, or give keep_argmax=True to keep the predicted class.",
-            IfcompWarning,
-            stacklevel=3,
-        )

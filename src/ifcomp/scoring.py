@@ -19,7 +19,6 @@ from ifcomp.errors import DataError, NonFiniteError, SettingError
 from ifcomp.influence.forms import FormEvaluator
 from ifcomp.influence.probes import check_probes, probe_cotangents, standard_error
 from ifcomp.influence.weights import Weights, invert
-from ifcomp.io.fingerprints import digest_tensors
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.recording import Recording
@@ -227,12 +226,9 @@ class ScoreOptions:
 
 def score_key(evaluation: Evaluation, options: ScoreOptions) -> dict[str, Any]:
     """Everything but the model and the data that scores depend on, as plain JSON."""
-    blocks = evaluation.factors.blocks.values()
-    bases = [(block.basis.inputs, block.basis.outputs) for block in blocks if block.basis is not None]
-    tensors = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
     return {
         "work": "score",
-        "fit": digest_tensors(tensor for tensor in tensors if tensor is not None)[:16],
+        "fit": evaluation.factors.digest(),
         "settings": asdict(evaluation.factors.settings),
         "options": asdict(options),
         "damping": repr(evaluation.damping),

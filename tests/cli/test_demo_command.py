@@ -71,7 +71,7 @@ def check_calibration(calibration: dict[str, Any]) -> None:
     assert [row["name"] for row in calibration["rows"]] == list(demo_study.TEST_SHIFTS)
     assert calibration["alpha"] >= 0
     for row in calibration["rows"]:
-        for form in ("softmax", "temperature", "pnml"):
+        for form in ("softmax", "temperature", "ifcomp"):
             assert 0 <= row[form]["ece"] < 0.5
             assert 0 < row[form]["nll"] < 2.3  # uniform over ten classes: log 10
             assert row[form]["accuracy"] == row["softmax"]["accuracy"]

@@ -75,6 +75,7 @@ def test_other_characters_are_kept() -> None:
     assert escape_control("Größe 漢字 🙂 [bold]x[/bold]\n\tthere") == "Größe 漢字 🙂 [bold]x[/bold]\n\tthere"
 
 
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 def test_output_files_contain_no_user_host_or_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER", "zaphod")
     monkeypatch.setenv("LOGNAME", "zaphod")

@@ -108,5 +108,5 @@ def test_invalid_settings_are_refused(name: str, value: object) -> None:
 
 
 def test_automatic_beta_is_refused_with_advice() -> None:
-    with pytest.raises(SettingError, match=r"beta='auto' needs held-out data.*ifcomp\.tuning\.fit_auto\(model"):
+    with pytest.raises(SettingError, match=r"beta='auto' needs held-out data.*IFComp\.calibrate\(held_out\)"):
         FitSettings(beta="auto")

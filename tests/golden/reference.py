@@ -107,7 +107,7 @@ def results(ifc: IFComp, golden: Golden) -> dict[str, Tensor]:
         "influence": ifc.influence(x),
         "influence_damped": ifc.influence(x, damping=0.01),
         "logit_kernel": ifc.logit_kernel(x),
-        "predict_proba": ifc.predict_proba(x, alpha=0.3),
+        "predict_proba": ifc.predict_proba(x, alpha=0.3, keep_argmax=False),
         "predict_proba_argmax": ifc.predict_proba(x, alpha=0.3, keep_argmax=True),
         "parametric": ifc.parametric_complexity(x),
         "parametric_linearized": ifc.parametric_complexity(x, linearized=True),

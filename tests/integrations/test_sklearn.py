@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from ifcomp import IFComp
-from ifcomp.errors import IfcompError, LabelError, SettingError
+from ifcomp.errors import IfcompError, LabelError, NotCalibratedError, SettingError
 from ifcomp.integrations.sklearn import IFCompClassifier
 
 X, Y = load_iris(return_X_y=True)
@@ -40,7 +40,7 @@ def logits_of(model: IFCompClassifier, features: NDArray[np.float64]) -> NDArray
 
 @pytest.mark.parametrize(("beta", "alpha"), [(1.0, 0.0), (1.0, 5.0), (0.5, 5.0)])
 def test_probabilities_are_pnml(beta: float, alpha: float) -> None:
-    model = IFCompClassifier(beta=beta, alpha=alpha, damping=1e-3, **FAST).fit(X, Y)
+    model = IFCompClassifier(beta=beta, alpha=alpha, damping=1e-3, keep_argmax=False, **FAST).fit(X, Y)
     p = softmax(beta * logits_of(model, X[::7]))
     influence = model.ifc_.influence(torch.tensor((X[::7] - X.mean(0)) / X.std(0)), damping=1e-3).numpy()
     hindsight = p * (1 + alpha / len(X) * influence)
@@ -48,7 +48,7 @@ def test_probabilities_are_pnml(beta: float, alpha: float) -> None:
 
 
 def test_keep_argmax_keeps_the_predicted_class() -> None:
-    model = IFCompClassifier(alpha=1e4, damping=1e-6, keep_argmax=True, **FAST).fit(X, Y)
+    model = IFCompClassifier(alpha=1e4, damping=1e-6, **FAST).fit(X, Y)
     assert np.array_equal(model.predict(X), logits_of(model, X).argmax(1))
     model.set_params(keep_argmax=False)
     assert not np.array_equal(model.predict(X), logits_of(model, X).argmax(1))
@@ -93,6 +93,24 @@ def test_classifier_in_pipelines_searches_and_calibration() -> None:
     assert calibrated.score(X, Y) > 0.9
 
 
+def test_calibration_and_prediction_sets() -> None:
+    images, labels = load_digits(return_X_y=True)
+    names = np.array([f"digit {label}" for label in labels])
+    model = IFCompClassifier(epochs=20, damping=0.01).fit(images[::3], names[::3])
+    with pytest.raises(NotCalibratedError):
+        model.predict_set(images[:5])
+    assert model.calibrate(images[1::3], names[1::3]) is model
+    new, truth = images[2::3], labels[2::3]
+    inputs = torch.tensor((new - images[::3].mean(0)) / np.where(images[::3].std(0) > 0, images[::3].std(0), 1))
+    np.testing.assert_allclose(model.predict_proba(new), model.ifc_.predict_proba(inputs), rtol=1e-9)
+    sets = model.predict_set(new, coverage=0.9)
+    assert sets.shape == (len(new), 10)
+    assert sets[np.arange(len(new)), truth].mean() > 0.87
+    model.set_params(alpha=0.0)
+    logits = model.network_(inputs).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(new), softmax(logits), rtol=1e-9)
+
+
 def digits_network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -109,7 +127,7 @@ def test_a_trained_network_is_used_as_it_is() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in network.state_dict().items())
     inputs = torch.tensor(images, dtype=torch.float32)
     ifc = IFComp(network, fisher="exact").fit([(inputs, torch.tensor(labels))])
-    expected = ifc.predict_proba(inputs[:9], 1e-4, damping=0.01).numpy()
+    expected = ifc.predict_proba(inputs[:9], damping=0.01).numpy()
     np.testing.assert_allclose(model.predict_proba(images[:9]), expected, rtol=1e-5)
     with pytest.raises(LabelError, match="10 logits, but y has 4 classes"):
         IFCompClassifier(network).fit(images[labels < 4], labels[labels < 4])

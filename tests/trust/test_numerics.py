@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from cases import seeded
 from ifcomp import IFComp, Relative
-from ifcomp.errors import IfcompWarning, NonFiniteError
+from ifcomp.errors import NonFiniteError
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
@@ -58,8 +58,8 @@ def outputs(ifc: IFComp, x: Tensor, damping: Any) -> dict[str, Any]:
         "probes": ifc.parametric_complexity(x, probes=2, damping=damping),
         "stochastic": ifc.stochastic_complexity(x, Y[: len(x)], damping=damping),
         "unseen": ifc.stochastic_complexity(x, Y[: len(x)], seen=False, damping=damping),
-        "pnml": ifc.predict_proba(x, alpha=1.0, damping=damping),
-        "argmax": ifc.predict_proba(x, alpha=1.0, keep_argmax=True, damping=damping),
+        "pnml": ifc.predict_proba(x, alpha=1.0, keep_argmax=False, damping=damping),
+        "argmax": ifc.predict_proba(x, alpha=1.0, damping=damping),
         "table": torch.tensor(ifc.score([(x, Y[: len(x)])], damping=damping).frame.to_numpy(float)),
     }
 
@@ -183,20 +183,3 @@ def test_a_decomposition_that_never_converges_names_the_layer(monkeypatch: pytes
         IFComp(net()).fit([X])
     for word in ("inputs of layer '2'", "does not converge", "jitter", "double", "layers="):
         assert word in str(caught.value)
-
-
-# The default alpha
-
-
-@pytest.mark.filterwarnings("error")
-def test_the_default_alpha_warns_if_it_is_too_large() -> None:
-    ifc = fitted("plain")
-    assert ifc.factors is not None
-    added = 0.15 / 20 * ifc.factors.effective_parameters(Relative(0.1))
-    assert added > 0.1
-    with pytest.warns(IfcompWarning, match=r"alpha=0.15 .* 20 training examples.*ifcomp.tuning.tune") as caught:
-        ifc.predict_proba(X)
-    assert f"adds {added:.2g}" in str(caught[0].message)
-    assert caught[0].filename == __file__
-    ifc.predict_proba(X, alpha=0.2)
-    ifc.predict_proba(X, damping=1e3)  # large damping leaves little influence

@@ -62,7 +62,7 @@ def demo(
 def _shown(facts: dict[str, Any]) -> list[RenderableType]:
     networks, audit, calibration = facts["networks"], facts["audit"], facts["calibration"]
     ood, rankings = facts["out_of_distribution"]["rows"], ("score", "loss", "chance")
-    columns = [(metric, form) for metric in ("ece", "nll") for form in ("softmax", "temperature", "pnml")]
+    columns = [(metric, form) for metric in ("ece", "nll") for form in ("softmax", "temperature", "ifcomp")]
     return [
         paragraph(
             f"{audit['examples']} handwritten digits, {audit['flipped']} of them with a wrong label, and a small CNN: "
@@ -91,9 +91,8 @@ def _shown(facts: dict[str, Any]) -> list[RenderableType]:
             [(row["name"], *(f"{row[form][metric]:.3f}" for metric, form in columns)) for row in calibration["rows"]],
         ),
         paragraph(
-            f"pnml is ifcomp with alpha {calibration['alpha']:g}, temperature is softmax at temperature "
-            f"{1 / calibration['inverse_temperature']:.2g}. Both are chosen by NLL on validation digits: "
-            f"{', '.join(calibration['chosen_on'])}. Seed {facts['seed']}, {facts['seconds']:.0f} s."
+            f"{calibration['headline']} These are validation digits: {', '.join(calibration['chosen_on'])}. "
+            f"Seed {facts['seed']}, {facts['seconds']:.0f} s."
         ),
     ]
 

@@ -22,7 +22,6 @@ from ifcomp.tasks.calibration import calibration_summary
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.ood import OOD_DAMPING
 from ifcomp.tasks.simple_scores import loss
-from ifcomp.tuning import tune
 
 
 @dataclass(frozen=True)
@@ -162,21 +161,22 @@ def detect_ood(ifc: IFComp, test: Digits, seed: int) -> list[dict[str, Any]]:
 
 
 def calibrate(network: nn.Module, training: Digits, data: Data, seed: int) -> dict[str, Any]:
-    """Choose alpha and a temperature on validation digits, clean and shifted, and compare them on test digits."""
+    """Calibrate on validation digits, clean and shifted, and compare the forms on test digits."""
     validation, test = data.validation, data.test
     shifted = [
         (alteration(validation.images, Generator().manual_seed(seed)), validation.labels)
         for alteration in VALIDATION_SHIFTS.values()
     ]
-    settings: dict[str, Any] = {"betas": [1.0], "keep_argmax": True, "progress": False}
-    tuned = tune(network, training.batches(), validation.batches(), shifted=shifted, **settings)
+    ifc = IFComp(network, fisher="exact").fit(training.batches(), progress=False)
+    calibration = ifc.calibrate(validation.batches(), shifted, progress=False)
+    temperature = float(calibration.frame["temperature"][1])
     rows = []
     for name, alteration in TEST_SHIFTS.items():
         images = alteration(test.images, Generator().manual_seed(seed))
         logits = network(images).detach().double()
-        softmax, scaled = logits.softmax(1), (tuned.inverse_temperature * logits).softmax(1)
-        forms = {"softmax": softmax, "temperature": scaled, "pnml": tuned.predict_proba(images)}
+        softmax, scaled = logits.softmax(1), (logits / temperature).softmax(1)
+        forms = {"softmax": softmax, "temperature": scaled, "ifcomp": ifc.predict_proba(images)}
         metrics = {form: calibration_summary(values, test.labels) for form, values in forms.items()}
         rows.append({"name": name, **metrics})
-    chosen = {"alpha": tuned.alpha, "inverse_temperature": tuned.inverse_temperature}
-    return {**chosen, "chosen_on": ["clean", *VALIDATION_SHIFTS], "rows": rows}
+    chosen = {"alpha": calibration.alpha, "temperature": temperature}
+    return {"headline": calibration.headline, **chosen, "chosen_on": ["clean", *VALIDATION_SHIFTS], "rows": rows}

@@ -43,8 +43,6 @@ class Record:
         options: Options with which it was read, as far as they were given.
         class_names: Names of the classes 0 ... K-1, or None.
         examples: Number of training examples.
-        alpha: Alpha chosen by ``ifcomp calibrate``, or None.
-        keep_argmax: Whether the calibration keeps the predicted class.
         signature: HMAC of the record and its folder; empty if there is no key.
     """
 
@@ -54,8 +52,6 @@ class Record:
     options: dict[str, Any]
     class_names: list[str] | None
     examples: int
-    alpha: float | None = None
-    keep_argmax: bool = False
     signature: str = ""
 
     @property
@@ -109,8 +105,6 @@ def _check_types(record: Record) -> None:
         raise TypeError("an entry has the wrong type")
     if not isinstance(record.options, dict):
         raise TypeError("'options' is not an object")
-    if not (isinstance(record.alpha, float | int | None) and isinstance(record.keep_argmax, bool)):
-        raise TypeError("'alpha' or 'keep_argmax' has the wrong type")
 
 
 def _signature(record: Record, *, create: bool) -> str | None:

@@ -9,7 +9,6 @@ import typer
 
 from ifcomp.cli import options
 from ifcomp.cli.output import Outcome, check_target, paragraph
-from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
@@ -37,26 +36,20 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     held_out: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="In-distribution data that the model was not trained on."),
+        typer.Option(
+            metavar="DATA",
+            help="In-distribution data that the model was not trained on. A calibrated run needs its labels.",
+        ),
     ] = None,
     strange: Annotated[
         list[str] | None,
         typer.Option(metavar="DATA", help="OOD inputs whose complexity is compared; can be repeated."),
-    ] = None,
-    calibrated: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run of 'ifcomp calibrate': adds a reliability diagram of the held-out data before and after.",
-        ),
     ] = None,
 ) -> Outcome:
     """Write one self-contained HTML file with suspicious labels, calibration, complexity and coverage."""
     from ifcomp.cli.run import check_labelled, open_run
 
     check_target(out, (".html",))
-    if calibrated is not None and held_out is None:
-        raise SettingError("--calibrated needs --held-out, the labelled data of the reliability diagram.")
     run = open_run(path, model)
     source = run.open_data(data, reading)
     check_labelled(source)
@@ -64,9 +57,9 @@ def report(
     held_out_source = None if held_out is None else run.open_data(held_out, reading, secondary=True)
     ifc = run.load_predictor(source, *ood_sources.values(), *([held_out_source] if held_out_source else []))
     parts: dict[str, Any] = {}
-    if calibrated is not None and held_out_source is not None:
+    if ifc.calibration is not None and held_out_source is not None:
         check_labelled(held_out_source)
-        parts["calibration"] = _reliability(open_run(calibrated, model), held_out_source)
+        parts["calibration"] = _reliability(ifc, held_out_source)
     audit = ifc.audit(source.batches())
     if held_out_source is not None or ood_sources:
         parts["complexity"] = _complexity(ifc, held_out_source or source, ood_sources)
@@ -79,13 +72,12 @@ def report(
     )
 
 
-def _reliability(calibrated: Run, held_out: Source) -> ReliabilityPair:
-    """Return the reliability curves of the model and of the calibrated run on held-out data."""
+def _reliability(ifc: IFComp, held_out: Source) -> ReliabilityPair:
+    """Return the reliability curves of the model and of its calibration on held-out data."""
     from ifcomp.cli.run import predict_source
     from ifcomp.report import ReliabilityPair
 
-    alpha, keep_argmax = calibrated.calibration()
-    curves = predict_source(calibrated.load_predictor(held_out), held_out, alpha, keep_argmax).curves()
+    curves = predict_source(ifc, held_out).curves()
     return ReliabilityPair(curves["model"], curves["calibrated"], "model", "calibrated")
 
 

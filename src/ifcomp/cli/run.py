@@ -111,27 +111,6 @@ class Run:
             return tuple(self.record.class_names)
         return source.class_names
 
-    def calibration(self) -> tuple[float, bool]:
-        """Return alpha and keep_argmax as chosen by ``ifcomp calibrate``."""
-        if self.record is not None and self.record.alpha is not None:
-            return self.record.alpha, self.record.keep_argmax
-        if self.record is None and self.path is not None and read_record(self.path) is not None:
-            self._refuse("the calibration with --alpha")
-        raise SettingError(f"'{self.path}' is not calibrated. Use the run that 'ifcomp calibrate RUN DATA' writes.")
-
-    def new_record(self, training: Source, reading: DataOptions, ifc: IFComp) -> Record:
-        """Return the record of another fit of the same model, on training data opened as ``secondary``."""
-        assert ifc.factors is not None
-        names = self.class_names(training)
-        return Record(
-            model=self.model,
-            weights=self.weights,
-            data=training.spec,
-            options=recorded_options(self._data_options(training.spec, reading, secondary=True), training),
-            class_names=list(names) if names else None,
-            examples=ifc.factors.count,
-        )
-
     def _data_options(self, name: str, reading: DataOptions, secondary: bool) -> SourceOptions:
         options, allowed = reading.parse(), source_kind(name).options
         if secondary:
@@ -205,11 +184,20 @@ class Predictions:
         model: Softmax of the model, [N, K].
         calibrated: Calibrated pNML distribution, [N, K].
         labels: [N], or None if the data has no labels.
+        sets: Prediction sets, [N, K] booleans, or None.
     """
 
     model: Tensor
     calibrated: Tensor
     labels: Tensor | None
+    sets: Tensor | None = None
+
+    @property
+    def covered(self) -> float | None:
+        """Share of labels in the prediction sets; None without labels or sets."""
+        if self.labels is None or self.sets is None:
+            return None
+        return float(self.sets.gather(1, self.labels.unsqueeze(1)).double().mean())
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return the calibration metrics of "model" and "calibrated". Needs labels."""
@@ -222,8 +210,22 @@ class Predictions:
         return {name: reliability_curve(getattr(self, name), self.labels) for name in ("model", "calibrated")}
 
 
-def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool) -> Predictions:
-    """Predict all examples of a source in one pass."""
+def predict_source(
+    ifc: IFComp,
+    source: Source,
+    alpha: float | None = None,
+    keep_argmax: bool = True,
+    coverage: float | None = None,
+) -> Predictions:
+    """Predict all examples of a source in one pass.
+
+    Args:
+        ifc: Fitted predictor.
+        source: Inputs, with or without labels.
+        alpha: As for `IFComp.predict_proba`.
+        keep_argmax: As for `IFComp.predict_proba`.
+        coverage: Coverage of prediction sets; None builds none.
+    """
     model, calibrated, labels = [], [], []
     device = next(ifc.model.parameters()).device
     for batch in as_batches(track(source.batches(), "predicting", None if process_info().rank == 0 else False)):
@@ -232,7 +234,10 @@ def predict_source(ifc: IFComp, source: Source, alpha: float, keep_argmax: bool)
         calibrated.append(ifc.predict_proba(batch.inputs, alpha, keep_argmax=keep_argmax).cpu())
         if batch.labels is not None:
             labels.append(check_labels(batch, model[-1].shape[1]))
-    return Predictions(torch.cat(model), torch.cat(calibrated), torch.cat(labels) if labels else None)
+    distribution, sets = torch.cat(calibrated), None
+    if coverage is not None and ifc.calibration is not None:
+        sets = torch.from_numpy(ifc.calibration.set_rule.sets(distribution.numpy(), coverage))
+    return Predictions(torch.cat(model), distribution, torch.cat(labels) if labels else None, sets)
 
 
 # Writing -------------------------------------------------------------------------------------------------------------

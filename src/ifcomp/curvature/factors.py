@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ifcomp.blocks.block import Basis, FactorShapes
 from ifcomp.errors import NonFiniteError, SettingError
+from ifcomp.io.fingerprints import digest_tensors
 from ifcomp.precision import as_double
 
 #: A direction has no curvature if its gradients are below this multiple of eps times the largest gradient.
@@ -56,8 +57,8 @@ class FitSettings:
         """Validate the settings."""
         if str(self.beta) == "auto":
             raise SettingError(
-                "beta='auto' needs held-out data, which fit does not get. Give a number of at least 0, or call "
-                "ifcomp.tuning.fit_auto(model, train, held_out): its .predictor is fitted at the beta it chose."
+                "beta='auto' needs held-out data, which fit does not get. Give a number of at least 0. After the fit, "
+                "IFComp.calibrate(held_out) chooses the temperature of predictions."
             )
         check_number("beta", self.beta)
         if self.fisher not in ("sampled", "exact", "empirical"):
@@ -128,6 +129,13 @@ class Factors:
         if isinstance(damping, Relative):
             return damping.multiple * float(as_double(self.blocks[name].second_moments).mean())
         return float(damping)
+
+    def digest(self) -> str:
+        """A digest of all second moments and eigenbases."""
+        blocks = self.blocks.values()
+        bases = [(block.basis.inputs, block.basis.outputs) for block in blocks if block.basis is not None]
+        tensors = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]
+        return digest_tensors(tensor for tensor in tensors if tensor is not None)[:16]
 
     def effective_parameters(self, damping: Damping) -> float:
         """``sum Lambda / (Lambda + delta)``: the mean of E[IF] over the training set with the exact Fisher.

@@ -48,7 +48,16 @@ def check_not_shuffled(data: Any) -> None:
 
 
 def check_audit_order(data: Any) -> None:
-    """Raise an error if the data of an audit is an iterator or a DataLoader that shuffles.
+    """Raise an error if the data of an audit is an iterator or a DataLoader that shuffles; see `check_same_order`."""
+    check_same_order(data, "An audit")
+
+
+def check_same_order(data: Any, reader: str) -> None:
+    """Raise an error if data that is read twice is an iterator or a DataLoader that shuffles.
+
+    Args:
+        data: The data.
+        reader: Subject of the message.
 
     Raises:
         LengthChangedError: If it is an iterator.
@@ -56,12 +65,12 @@ def check_audit_order(data: Any) -> None:
     """
     if isinstance(data, Iterator):
         raise LengthChangedError(
-            f"An audit reads the data twice, but a {type(data).__name__} can be iterated over only once. Give a "
+            f"{reader} reads the data twice, but a {type(data).__name__} can be iterated over only once. Give a "
             "DataLoader or a list of batches."
         )
     if is_shuffled(data):
         raise DataError(
-            "An audit reads the data twice in the same order, but the DataLoader shuffles. Create it with "
+            f"{reader} reads the data twice in the same order, but the DataLoader shuffles. Create it with "
             "shuffle=False."
         )
 

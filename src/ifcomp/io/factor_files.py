@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,12 +40,14 @@ class SavedFactors:
         fingerprint: Digest of every parameter and buffer of the model.
         options: Settings of the predictor.
         version: Version of the library that wrote the file.
+        results: Plain data of results that belong to the fit, by name.
     """
 
     factors: Factors
     fingerprint: Mapping[str, str]
     options: Mapping[str, Any]
     version: str
+    results: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
@@ -67,6 +69,8 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         "options": dict(saved.options),
         "fingerprint": dict(saved.fingerprint),
     }
+    if saved.results:
+        metadata["results"] = dict(saved.results)
     with atomic_write(path) as scratch:
         try:
             save_file(tensors, scratch, metadata={_METADATA_KEY: json.dumps(metadata)})
@@ -97,7 +101,8 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
             FitSettings(**_typed(metadata, "settings", dict)),
         )
         options, digests = (_typed(metadata, name, dict) for name in ("options", "fingerprint"))
-        return SavedFactors(factors, digests, options, _typed(metadata, "version", str))
+        results = _typed({"results": {}, **metadata}, "results", dict)
+        return SavedFactors(factors, digests, options, _typed(metadata, "version", str), results)
     except (KeyError, TypeError, ValueError, SettingError) as error:
         raise _damaged(source, error) from error
 

@@ -69,7 +69,7 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
         "suspicious labels": (data.audit, "audit=ifc.audit(loader)"),
         "calibration": (
             data.calibration,
-            "ifcomp report --held-out DATA --calibrated RUN, or calibration=ReliabilityPair(before, after)",
+            "ifcomp report --held-out DATA of a calibrated run, or calibration=ReliabilityPair(before, after)",
         ),
         "complexity of OOD inputs": (
             data.complexity,

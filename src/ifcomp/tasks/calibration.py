@@ -25,6 +25,7 @@ from ifcomp.tasks.metrics import checked_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -175,17 +176,27 @@ def plot_reliability(curves: Mapping[str, ReliabilityCurve], target: str | os.Pa
     if not isinstance(target, str | os.PathLike):
         _draw(curves, target)
         return
-    from matplotlib.figure import Figure  # slow import that the metrics do not need
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figure = draw_reliability(curves)
     suffix, supported = Path(target).suffix.removeprefix(".").lower(), figure.canvas.get_supported_filetypes()
     if suffix not in supported:
         raise SettingError(
             f"Cannot write a plot to '{target}': the suffix must be one of {', '.join(sorted(supported))}."
         )
-    _draw(curves, figure.add_subplot())
     with atomic_write(target) as scratch:
         figure.savefig(scratch, format=suffix)
+
+
+def draw_reliability(curves: Mapping[str, ReliabilityCurve]) -> Figure:
+    """Return a figure of accuracy over confidence. Curves below the diagonal are overconfident.
+
+    Args:
+        curves: Reliability curves by name.
+    """
+    from matplotlib.figure import Figure  # slow import that the metrics do not need
+
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    _draw(curves, figure.add_subplot())
+    return figure
 
 
 def _draw(curves: Mapping[str, ReliabilityCurve], axes: Axes) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import roc_auc_score
 
 from ifcomp.errors import DataError, LabelError
 
@@ -23,6 +22,8 @@ def auroc(scores: ArrayLike, positive: ArrayLike) -> float:
         scores: Scores, [N]; larger = more surprising.
         positive: Booleans, [N]; True for the examples that should have large scores.
     """
+    from sklearn.metrics import roc_auc_score  # slow import
+
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(positive, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape:
         raise DataError(

@@ -1,0 +1,90 @@
+"""Predictive distributions of a recorded model: softmax at a temperature, and pNML from its influence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ifcomp import complexity
+from ifcomp.curvature.labels import probabilities
+from ifcomp.data.batches import Batch
+from ifcomp.scoring import Evaluation, Microbatch, evaluate, expected_influence, label_influence
+
+#: Largest number of classes for which E[IF] is the exact sum over all labels.
+MAX_EXACT_CLASSES = 32
+
+#: Number of probes that estimate E[IF] beyond `MAX_EXACT_CLASSES`.
+EXPECTATION_PROBES = 2
+
+#: Mean of ``alpha/n E[IF]`` over the training data that sets the default alpha of predictions.
+DEFAULT_ADDED_PROBABILITY = 0.01
+
+
+def alpha_of_added_probability(evaluation: Evaluation, added_probability: float) -> float:
+    """Alpha for which the mean of ``alpha/n E[IF]`` over the training data is ``added_probability``."""
+    return added_probability * evaluation.factors.count / (evaluation.effective_parameters or 1.0)
+
+
+def expectation_probes(classes: int) -> int | None:
+    """Number of probes that estimate E[IF]; None for the exact sum over all labels."""
+    return None if classes <= MAX_EXACT_CLASSES else EXPECTATION_PROBES
+
+
+def distributions(
+    evaluation: Evaluation, batches: Iterable[Batch], alpha: float, inverse_temperature: float, keep_argmax: bool
+) -> Tensor:
+    """The pNML distribution (eq. pnml_dist) of every example, [N, K].
+
+    Cost: one forward pass for alpha = 0; as for E[IF] if the argmax is kept; 1 + 2K forward passes otherwise.
+
+    Args:
+        evaluation: The recorded model and its curvature.
+        batches: Inputs.
+        alpha: Weight of an example relative to one training example.
+        inverse_temperature: ``1/T`` in ``p = softmax(f / T)``.
+        keep_argmax: Spread the added probability evenly over the labels.
+    """
+    count, classes = evaluation.factors.count, evaluation.factors.num_classes
+    probes = expectation_probes(classes) if keep_argmax else None
+
+    def step(microbatch: Microbatch) -> Tensor:
+        microbatch = at_temperature(microbatch, inverse_temperature)
+        if alpha == 0:
+            return microbatch.probability
+        if not keep_argmax:
+            influence = label_influence(microbatch)
+            return complexity.pnml_distribution(microbatch.probability, influence, count, alpha)
+        expected = expected_influence(microbatch, probes, evaluation.factors.settings.seed).value
+        return complexity.argmax_keeping_distribution(microbatch.probability, expected, count, alpha)
+
+    return torch.cat(list(evaluate(evaluation, batches, probes or classes, step)))
+
+
+def logits_and_influence(
+    evaluation: Evaluation, batches: Iterable[Batch], inverse_temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Logits [N, K] and E[IF] [N] at ``p = softmax(f / T)`` with the logit kernel of the fit, on the CPU.
+
+    Args:
+        evaluation: The recorded model and its curvature.
+        batches: Inputs.
+        inverse_temperature: ``1/T``.
+    """
+    classes = evaluation.factors.num_classes
+    probes = expectation_probes(classes)
+
+    def step(microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        microbatch = at_temperature(microbatch, inverse_temperature)
+        expected = expected_influence(microbatch, probes, evaluation.factors.settings.seed).value
+        return microbatch.logits.cpu(), expected.cpu()
+
+    logits, expected = zip(*evaluate(evaluation, batches, probes or classes, step), strict=True)
+    return torch.cat(logits), torch.cat(expected)
+
+
+def at_temperature(microbatch: Microbatch, inverse_temperature: float) -> Microbatch:
+    """The same microbatch with ``p = softmax(f / T)``."""
+    return replace(microbatch, probability=probabilities(microbatch.logits, inverse_temperature))
