@@ -161,7 +161,7 @@ def tables_mean(rows: Mapping[tuple[str, str], Mapping[str, float | None]]) -> l
     means = ", ".join(f"{name} {_percent(mean(row[name] for row in chosen))}" for name in COLUMNS)
     scores = ", ".join(
         f"{title} {_percent(mean(row[f'{who} f1'] for row in chosen))}"
-        for who, title in (("folds", "5-fold cleanlab"), ("audit", "audit"))
+        for who, title in (("folds", "5-fold cleanlab"), ("folds ranked", "5-fold ranked"), ("audit", "audit"))
     )
     return ["", f"Means over {len(chosen)} noisy tables: {means}. F1: {scores}."]
 
