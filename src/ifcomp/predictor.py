@@ -468,7 +468,8 @@ class IFComp:
 
         Two predictors per layer predict the label of every example from the other examples: votes of nearest neighbours
         and ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
-        Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass.
+        Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass. Together
+        this is the time of about 3 forward passes on a ResNet-18 and of 5 on a ResNet-20.
 
         After `fit` the table also has label complexity, which adds the cost of about seven forward passes. If the data
         has as many examples as that of the fit, `LabelAudit.influential` lists the training examples that support and
