@@ -47,6 +47,11 @@ The stages are *early* (smallest validation loss), *half* (half of the wrong lab
 training) and *held-out*: labels that the network of the early or last stage has never seen. The defaults of the audit
 were chosen on the development tasks. The evidence tasks were evaluated with these defaults only. The commands are
 `python -m experiments.label_audit.train`, `.run`, `.ablation` and `.page`.
+
+In short: the audit is at or above the loss and 5-fold cleanlab on every image and table task here, at every stage. It
+fails where the input alone knows little and all layers have memorised the labels, as on movie reviews (text-mr): there
+it flags nothing, and its headline asks for a reference. Not run yet: asymmetric and data-dependent noise of CIFAR-10,
+a training with augmentation, pairs of digits, and 5-fold networks of CIFAR-10 and of movie reviews.
 """
 
 Row = dict[str, float | None]
