@@ -39,6 +39,7 @@ class Pool:
         uses_margins: Whether labels count by the margin of the other members; otherwise each counts as 1.
         prior: Margins in favour of an echo of 0, relative to the number of examples.
         trained_share: Largest total weight of trained features relative to untrained ones.
+        uses_lift: Whether distributions are divided by the class frequencies before they are compared.
         starts_untrained: Whether untrained features judge the other members first; otherwise the weights start equal.
     """
 
@@ -46,13 +47,21 @@ class Pool:
     uses_margins: bool = True
     prior: float = 0.03
     trained_share: float = 3.0
+    uses_lift: bool = True
     starts_untrained: bool = True
 
 
 def weights(members: list[Member], labels: np.ndarray, pool: Pool) -> Floats:
     """Return the weight of every member."""
     arrays = [member.probabilities.astype(np.float64) for member in members]
-    agrees = [margins(array, labels) >= 0 for array in arrays]
+    frequency = np.bincount(labels, minlength=arrays[0].shape[1]) / len(labels)
+    divisor = np.where(frequency > 0, frequency, np.inf) if pool.uses_lift else np.ones(len(frequency))
+
+    def margin_of(array: Floats) -> Floats:
+        lift = array / divisor
+        return margins(lift / lift.sum(1)[:, None], labels)
+
+    agrees = [margin_of(array) > 0 for array in arrays]
     trained = np.array([member.is_trained for member in members])
     factor = np.ones(len(members))
     if (~trained).any():
@@ -64,7 +73,7 @@ def weights(members: list[Member], labels: np.ndarray, pool: Pool) -> Floats:
         total = np.tensordot(weight, arrays, 1)
         new = np.empty(len(members))
         for i, array in enumerate(arrays):
-            margin = margins(total - weight[i] * array, labels) / (weight.sum() - weight[i])
+            margin = margin_of(total - weight[i] * array)
             if not pool.uses_margins:
                 margin = np.sign(margin)
             for_label, against = margin.clip(min=0), (-margin).clip(min=0)
@@ -109,6 +118,7 @@ VARIANTS: Mapping[str, tuple[Pool, Choose]] = {
     "margins, no prior": (Pool(prior=0.0), _all),
     "prior of 1 %": (Pool(prior=0.01), _all),
     "no limit for trained features": (Pool(trained_share=np.inf), _all),
+    "no division by class frequencies": (Pool(uses_lift=False), _all),
     "equal weights at the start": (Pool(starts_untrained=False), _all),
     "votes only": (Pool(), lambda members: [m for m in members if m.predictor != "readout"]),
     "readouts only": (Pool(), lambda members: [m for m in members if m.predictor != "votes"]),

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.label_audit import baselines, metrics, page, run
+from experiments.label_audit import ablation, baselines, metrics, page, run
 from experiments.label_audit.cases import Case, corrupt
 from experiments.label_audit.fitting import Plan, memorise
 from experiments.label_audit.texts import bags, build_vocabulary, encode
+from ifcomp.evidence.members import Member
+from ifcomp.evidence.pool import pool_weights
 
 
 def arrays(count: int = 60, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -178,3 +180,15 @@ def test_the_figure(tmp_path: Path) -> None:
     (tmp_path / "epochs_small.json").write_text(json.dumps(rows))
     assert page.draw(tmp_path, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_the_ablation_starts_from_the_weights_of_the_library() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 4, 400)
+    members = []
+    for index, strength in enumerate((1.0, 0.5, 2.0, 4.0)):
+        logits = generator.normal(size=(400, 4)) + strength * np.eye(4)[labels]
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        members.append(Member(str(index), "votes", p.astype(np.float32), is_trained=index > 0))
+    expected = pool_weights(members, labels).weight
+    np.testing.assert_allclose(ablation.weights(members, labels, ablation.Pool()), expected, atol=1e-3)
