@@ -47,13 +47,14 @@ def data_parallel() -> Iterator[ProcessInfo]:
     """Split the work of ``fit`` and ``score`` over all processes. Each must make the same calls with the same data.
 
     An initialised process group is used as it is. Otherwise one is created from the environment variables of
-    ``torchrun`` (gloo on CPUs, nccl on GPUs). Without either there is one process, and the context has no effect.
+    ``torchrun``: gloo for tensors on the CPU, nccl for tensors on GPUs. Without either there is one process, and the
+    context has no effect.
     """
     creates_group = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if creates_group:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     info = ProcessInfo(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ProcessInfo()
     token = _process_info.set(info)
     try:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cases import Twice, bert, lenet, seeded, text
 from ifcomp.data.batches import as_batches
-from ifcomp.evidence.features import INPUT, MAX_LAYERS, TOKENS, FeatureReader, Moments, RawFeatures, all_trainable
+from ifcomp.evidence.features import INPUT, MAX_LAYERS, TOKENS, FeatureReader, RawFeatures, all_trainable
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
@@ -552,69 +552,3 @@ def test_layers_on_selected_rows_are_averaged_over_the_rows_of_each_example() ->
     rows = np.tanh(x.numpy())
     for name, chosen in (("even", rows[:, :, 0] > 0), ("odd", rows[:, :, 0] <= 0)):
         assert_close(found[name], mean_of_kept(rows, chosen))
-
-
-# Standardisation and projection -------------------------------------------------------------------------------------
-
-
-def moments_of(features: np.ndarray, parts: int = 1) -> Moments:
-    summed = []
-    for part in np.array_split(features, parts):
-        moments = Moments.zeros(features.shape[1])
-        for row in part:
-            moments.add(torch.tensor(row[None]))
-        summed.append(moments)
-    return Moments.merge(summed)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_features_are_standardised_and_constant_ones_dropped(parts: int) -> None:
-    features = normal(20, 5).numpy() * [1, 1e-3, 1e4, 1, 1] + [0, 5, -3, 0, 0]
-    features[:, 3] = 7.5
-    features[:, 4] = 1e3 + 1e-9 * features[:, 4]  # rounding
-    found = moments_of(features, parts).feature_map(False, torch.float64, 0)
-    assert (found.size, found.columns.tolist(), found.projection) == (3, [0, 1, 2], None)
-    varying = features[:, :3]
-    expected = (varying - varying.mean(0)) / varying.std(0)
-    np.testing.assert_allclose(found(torch.tensor(features)), expected, rtol=1e-8, atol=1e-8)
-
-
-def test_a_layer_of_constant_features_has_no_map() -> None:
-    assert moments_of(np.ones((10, 3))).feature_map(False, torch.float64, 0) is None
-    assert moments_of(np.zeros((10, 3))).feature_map(False, torch.float64, 0) is None
-
-
-def test_token_counts_are_weighted_by_inverse_document_frequency() -> None:
-    """Tokens of all documents have the weight 0, and tokens of none are constant."""
-    generator = np.random.default_rng(0)
-    counts = generator.integers(0, 3, (20, 4)).astype(float)
-    counts[:, 1], counts[:, 3] = generator.integers(1, 5, 20), 0
-    found = moments_of(counts).feature_map(True, torch.float64, 0)
-    assert found.columns.tolist() == [0, 2]
-    expected = []
-    for column in (0, 2):
-        documents = sum(count > 0 for count in counts[:, column])
-        expected.append((counts[:, column] - counts[:, column].mean()) * np.log(21 / (1 + documents)))
-    assert_close(found(torch.tensor(counts)).numpy(), np.array(expected).T)
-    assert moments_of(counts[:, [1, 3]]).feature_map(True, torch.float64, 0) is None
-
-
-def test_more_than_1000_features_are_projected_by_a_seeded_gaussian() -> None:
-    features = normal(60, 1500).numpy() + 3
-    features[:, 7] = 1.0
-    moments = moments_of(features)
-    found, again, other = (moments.feature_map(False, torch.float64, seed) for seed in (3, 3, 4))
-    assert found.projection.shape == (1499, 1000)
-    assert torch.equal(found.projection, again.projection)
-    assert not torch.equal(found.projection, other.projection)
-    gaussian = found.projection.numpy() * np.sqrt(1000)
-    assert abs(gaussian.mean()) < 5e-3
-    assert abs(gaussian.std() - 1) < 5e-3
-    assert abs(np.mean(gaussian**4) - 3) < 0.05
-    varying = np.delete(features, 7, 1)
-    standardised = (varying - varying.mean(0)) / varying.std(0)
-    projected = found(torch.tensor(features)).numpy()
-    assert_close(projected, standardised @ found.projection.numpy())
-    distances = [np.linalg.norm(rows[0] - rows[1:], axis=1) for rows in (projected, standardised)]
-    np.testing.assert_allclose(distances[0] / distances[1], 1, atol=0.12)
-    assert moments_of(features[:, 8:1008]).feature_map(False, torch.float64, 3).projection is None

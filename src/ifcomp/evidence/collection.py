@@ -13,15 +13,8 @@ from torch import Tensor
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, shard_batches
 from ifcomp.errors import DataError, EmptyDataError
-from ifcomp.evidence.features import (
-    INPUT,
-    TOKENS,
-    FeatureMap,
-    FeatureReader,
-    Moments,
-    RawFeatures,
-    check_count,
-)
+from ifcomp.evidence.feature_maps import FeatureMap, Moments
+from ifcomp.evidence.features import INPUT, TOKENS, FeatureReader, RawFeatures, check_count
 from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
@@ -79,9 +72,11 @@ def collect_evidence(
         progress: Show progress bars; None shows them on terminals.
     """
     progress = progress if process_info().rank == 0 else False
-    summary = _summarise(reader, data, "layer statistics", progress)
-    base = summary if reference is None else _summarise(reader, reference, "statistics of the reference", progress)
-    maps = _feature_maps(reader, base, summary, seed)
+    summary = _summarise(reader, data, seed, "layer statistics", progress)
+    base = summary
+    if reference is not None:
+        base = _summarise(reader, reference, seed, "statistics of the reference", progress)
+    maps = _feature_maps(reader, base, summary)
     features = _store(reader, data, maps, summary, memory_bytes, "layer features", progress)
     base_features = features
     if reference is not None:
@@ -156,32 +151,39 @@ def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray,
     return votes(found, labels, classes), chosen[found.indices[:, :KEPT_NEIGHBOURS]].numpy()
 
 
-def _summarise(reader: FeatureReader, data: Iterable[Any], title: str, progress: bool | None) -> _Summary:
+def _summarise(reader: FeatureReader, data: Iterable[Any], seed: int, title: str, progress: bool | None) -> _Summary:
     """Run the first pass."""
     moments: dict[tuple[str, int], Moments] = {}
     rows: list[tuple[int, Tensor, Tensor]] = []
+
+    def moments_of(key: tuple[str, int]) -> Moments:
+        if key not in moments:
+            name, size = key
+            moments[key] = Moments(size, name == TOKENS, seed + reader.names.index(name))
+        return moments[key]
+
     for part in reader.read(_batches(data, title, progress)):
         for name, features in part.features.items():
-            size = features.shape[1]
-            moments.setdefault((name, size), Moments.zeros(size)).add(features)
+            moments_of((name, features.shape[1])).add(features)
         rows.append((part.position, part.labels, part.logits))
-    gathered = all_gather_objects((rows, moments))
+    gathered = all_gather_objects((rows, list(moments)))
     rows = sorted((row for part, _ in gathered for row in part), key=lambda row: row[0])
     if not rows:
         raise EmptyDataError("audit needs at least one example, but the data is empty.")
     labels, logits = torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows])
-    keys = {key for _, part in gathered for key in part}
-    merged = {key: Moments.merge([part[key] for _, part in gathered if key in part]) for key in keys}
-    complete = {name: found for (name, _), found in merged.items() if found.count == len(labels)}
+    keys = sorted({key for _, part in gathered for key in part})
+    for key in keys:
+        moments_of(key).reduce()
+    complete = {name: moments[name, size] for name, size in keys if moments[name, size].count == len(labels)}
     return _Summary(labels, logits, complete)
 
 
-def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary, seed: int) -> dict[str, FeatureMap]:
+def _feature_maps(reader: FeatureReader, base: _Summary, data: _Summary) -> dict[str, FeatureMap]:
     """Return the feature maps of all layers with features of one size in data and reference that are not constant."""
     maps = {}
-    for index, name in enumerate(reader.names):
+    for name in reader.names:
         if name in base.moments and name in data.moments and base.moments[name].size == data.moments[name].size:
-            maps[name] = base.moments[name].feature_map(name == TOKENS, reader.recorder.dtype, seed + index)
+            maps[name] = base.moments[name].feature_map(reader.recorder.dtype)
     return {name: found for name, found in maps.items() if found is not None}
 
 

@@ -1,7 +1,4 @@
-"""Features of the layers of a model: pooled inputs of weight layers, standardised and projected.
-
-They are read in two forward passes. The first accumulates moments; the second standardises, projects and stores.
-"""
+"""Features of the layers of a model: pooled inputs of weight layers, raw inputs and counts of tokens."""
 
 from __future__ import annotations
 
@@ -31,14 +28,8 @@ TOKENS = "tokens"
 #: Largest number of layers, in addition to raw input and token counts.
 MAX_LAYERS = 8
 
-#: Largest number of features of one layer. More are projected to this number.
-MAX_FEATURES = 1000
-
 #: Number of positions per axis of the pooled raw image.
 _INPUT_GRID = 8
-
-#: Standard deviation relative to the largest magnitude below which a feature counts as constant.
-_CONSTANT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -187,106 +178,6 @@ def _input_features(batch: Batch, dtype: torch.dtype) -> Tensor | None:
             values = value.to(dtype)
             parts.append(pool_positions(values, _INPUT_GRID) if value.dim() > 3 else values.reshape(len(values), -1))
     return torch.cat(parts, 1) if parts else None
-
-
-@dataclass(frozen=True)
-class FeatureMap:
-    """Map from raw to stored features of one layer: standardisation and projection.
-
-    Attributes:
-        columns: Indices of the features that are not constant, [D'].
-        mean: Mean of these features, [D'].
-        scale: Reciprocal standard deviation, or inverse document frequency of token counts, [D'].
-        projection: Gaussian projection [D', `MAX_FEATURES`], or None.
-    """
-
-    columns: Tensor
-    mean: Tensor
-    scale: Tensor
-    projection: Tensor | None
-
-    @property
-    def size(self) -> int:
-        """Number of features after the projection."""
-        return len(self.columns) if self.projection is None else self.projection.shape[1]
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Map raw features [B, D] to [B, size]."""
-        standardised = ((features[:, self.columns].double() - self.mean) * self.scale).to(features.dtype)
-        return standardised if self.projection is None else standardised @ self.projection
-
-
-@dataclass
-class Moments:
-    """Statistics of the raw features of one layer over examples, in float64.
-
-    Attributes:
-        count: Number of examples.
-        total: Sum of the features, [D].
-        squares: Sum of the squared features, [D].
-        nonzero: Number of examples in which a feature is not zero, [D].
-        largest: Largest magnitude, [D].
-    """
-
-    count: int
-    total: Tensor
-    squares: Tensor
-    nonzero: Tensor
-    largest: Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of features D."""
-        return len(self.total)
-
-    @classmethod
-    def zeros(cls, size: int) -> Moments:
-        """Return the moments of no examples."""
-        zeros = (torch.zeros(size, dtype=torch.float64) for _ in range(4))
-        return cls(0, *zeros)
-
-    def add(self, features: Tensor) -> None:
-        """Add examples [B, D]."""
-        values = features.double()
-        self.count += len(values)
-        self.total += values.sum(0)
-        self.squares += values.square().sum(0)
-        self.nonzero += (values != 0).sum(0)
-        self.largest = torch.maximum(self.largest, values.abs().amax(0))
-
-    @classmethod
-    def merge(cls, parts: Sequence[Moments]) -> Moments:
-        """Return the moments of the examples of all parts."""
-        return cls(
-            sum(part.count for part in parts),
-            torch.stack([part.total for part in parts]).sum(0),
-            torch.stack([part.squares for part in parts]).sum(0),
-            torch.stack([part.nonzero for part in parts]).sum(0),
-            torch.stack([part.largest for part in parts]).amax(0),
-        )
-
-    def feature_map(self, counts_tokens: bool, dtype: torch.dtype, seed: int) -> FeatureMap | None:
-        """Return the map of the layer; None if all features are constant.
-
-        Args:
-            counts_tokens: Whether features are weighted by inverse document frequency instead of standardised.
-            dtype: Precision of the projection.
-            seed: Seed of the projection.
-        """
-        mean = self.total / self.count
-        deviation = (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
-        scale = ((1 + self.count) / (1 + self.nonzero)).log() if counts_tokens else 1 / deviation
-        columns = ((deviation > _CONSTANT * self.largest) & (scale > 0)).nonzero().flatten()
-        if not len(columns):
-            return None
-        projection = None
-        if len(columns) > MAX_FEATURES:
-            generator = torch.Generator("cpu").manual_seed(seed)
-            projection = torch.empty(len(columns), MAX_FEATURES, dtype=dtype)
-            for rows in projection.split(MAX_FEATURES):  # in blocks, because float64 takes twice the memory
-                normal = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-                rows.copy_(normal / MAX_FEATURES**0.5)
-        return FeatureMap(columns, mean[columns], scale[columns], projection)
 
 
 @contextmanager
