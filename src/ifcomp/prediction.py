@@ -19,8 +19,9 @@ MAX_EXACT_CLASSES = 32
 #: Number of probes that estimate E[IF] beyond `MAX_EXACT_CLASSES`.
 EXPECTATION_PROBES = 2
 
-#: Mean of ``alpha/n E[IF]`` over the training data that sets the default alpha of predictions.
-DEFAULT_ADDED_PROBABILITY = 0.01
+#: Mean of ``alpha/n E[IF]`` over the training data that sets the default alpha of predictions. On networks that are
+#: calibrated without it, 0.01 raises the NLL of test data by up to 0.09 nats, and 1e-4 by less than 0.001.
+DEFAULT_ADDED_PROBABILITY = 1e-4
 
 
 def alpha_of_added_probability(evaluation: Evaluation, added_probability: float) -> float:

@@ -231,7 +231,7 @@ class IFComp:
             x: Inputs.
             alpha: Weight of the example relative to a training example, with ``p = softmax(beta f)``; 0 returns p. None
                 uses alpha and temperature of `calibrate`. Before `calibrate` it is the alpha for which the training
-                mean of ``alpha/n E[IF]`` is 0.01. The paper uses 0.15.
+                mean of ``alpha/n E[IF]`` is 1e-4. The paper uses 0.15.
             keep_argmax: False returns the paper's ``p_y (1 + alpha/n IF_y) / (1 + c)`` (eq. pnml_dist), which can
                 change the predicted class. Cost: 1 + 2K forward passes.
             damping: Overrides the damping of the predictor.

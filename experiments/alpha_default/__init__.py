@@ -1,0 +1,1 @@
+"""Default alpha of predictions: NLL on clean and shifted data over the added probability."""
