@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.label_audit.cases import BATCH
+from experiments.label_audit.cases import BATCH, FOLDS, Labelled, fold_indices, probabilities
 from ifcomp.io.files import atomic_write
 
 
@@ -74,6 +75,18 @@ def stop_early(model: nn.Module, x: Tensor, y: Tensor, plan: Plan, seed: int) ->
     model.load_state_dict(best_weights)
     model.eval()
     return best
+
+
+def out_of_fold(build: Callable[[], nn.Module], data: Labelled, classes: int, plan: Plan, seed: int) -> Tensor:
+    """Return probabilities [N, K] of five early-stopped networks, each trained without the fold that it predicts."""
+    result = torch.zeros(len(data.x), classes, dtype=torch.float64)
+    for fold in range(FOLDS):
+        rest, inside = fold_indices(len(data.x), fold)
+        torch.manual_seed(seed)
+        model = build()
+        stop_early(model, data.x[rest], data.labels[rest], plan, seed)
+        result[inside] = probabilities(model, data.x[inside])
+    return result
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -17,16 +17,13 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from experiments.label_audit.cases import (
-    FOLDS,
     Case,
     Labelled,
     cached,
     corrupt,
-    fold_indices,
     is_cached,
-    probabilities,
 )
-from experiments.label_audit.fitting import Plan, memorise, stop_early
+from experiments.label_audit.fitting import Plan, memorise, out_of_fold
 
 DEVELOPMENT = ("segment", "vehicle", "satimage", "penbased", "spambase", "phoneme", "letter", "digits")
 EVIDENCE = (
@@ -109,14 +106,7 @@ class TableTask:
 
     def _folds(self, seed: int) -> dict[str, Tensor]:
         training, _, classes = self.data(seed)
-        result = torch.zeros(len(training.x), classes, dtype=torch.float64)
-        for fold in range(FOLDS):
-            rest, inside = fold_indices(len(training.x), fold)
-            torch.manual_seed(seed)
-            model = mlp(training.x.shape[1], classes)
-            stop_early(model, training.x[rest], training.labels[rest], PLAN, seed)
-            result[inside] = probabilities(model, training.x[inside])
-        return {"p": result}
+        return {"p": out_of_fold(lambda: mlp(training.x.shape[1], classes), training, classes, PLAN, seed)}
 
 
 def mlp(inputs: int, classes: int) -> nn.Sequential:

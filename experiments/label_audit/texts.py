@@ -16,16 +16,13 @@ from torch.nn import functional as F
 
 from experiments.datasets import DATA_VARIABLE
 from experiments.label_audit.cases import (
-    FOLDS,
     Case,
     Labelled,
     cached,
     corrupt,
-    fold_indices,
     is_cached,
-    probabilities,
 )
-from experiments.label_audit.fitting import Plan, memorise, stop_early
+from experiments.label_audit.fitting import Plan, memorise, out_of_fold
 
 WIDTH, HEADS, LAYERS, MAX_LENGTH = 64, 4, 2, 40
 MIN_COUNT = 2
@@ -150,14 +147,7 @@ class TextTask:
 
     def _folds(self, seed: int) -> dict[str, Tensor]:
         training, _, classes, words = self.data(seed)
-        result = torch.zeros(len(training.x), classes, dtype=torch.float64)
-        for fold in range(FOLDS):
-            rest, inside = fold_indices(len(training.x), fold)
-            torch.manual_seed(seed)
-            model = Transformer(words, classes)
-            stop_early(model, training.x[rest], training.labels[rest], PLAN, seed)
-            result[inside] = probabilities(model, training.x[inside])
-        return {"p": result}
+        return {"p": out_of_fold(lambda: Transformer(words, classes), training, classes, PLAN, seed)}
 
 
 def build_vocabulary(sentences: Sequence[str]) -> dict[str, int]:
