@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import os
@@ -168,13 +169,45 @@ class IFComp:
     @property
     def coverage(self) -> Coverage:
         """The treatment of each parameter. After `fit` it includes the health of every layer (`FittedCoverage`)."""
-        if self._recorder is not None:
-            coverage = self._recorder.inventory.coverage
-        elif self.factors is not None:
-            coverage = self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
-        else:
-            coverage = self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
+        coverage = self._treatment
         return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
+
+    @property
+    def _treatment(self) -> Coverage:
+        if self._recorder is not None:
+            return self._recorder.inventory.coverage
+        if self.factors is not None:
+            return self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
+        return self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
+
+    @property
+    def training_accuracy(self) -> float | None:
+        """Accuracy of the model on the data of the fit, also after `load`; None before `fit` and without labels."""
+        return None if self.factors is None else self.factors.training_accuracy
+
+    def __repr__(self) -> str:
+        factors = self.factors
+        state = "not fitted"
+        if factors is not None:
+            state = f"fitted on {factors.count:,} examples, {factors.num_classes} classes"
+        return f"IFComp({type(self.model).__name__}, {state}, {self._treatment.percent} covered, beta {self.beta:g})"
+
+    def _repr_html_(self) -> str:
+        lines = [repr(self)]
+        if self.training_accuracy is not None:
+            lines.append(f"training accuracy {self.training_accuracy:.1%}")
+        lines += [] if self._calibration is None else [repr(self._calibration)]
+        return "".join(f"<p>{html.escape(line)}</p>" for line in lines) + self.coverage._repr_html_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for `pickle` and `copy.deepcopy`: the model, settings and results, not the recorder of its layers."""
+        return {**self.__dict__, "_inventory": None, "_recorder": None, "_evaluated": None, "_checksums": []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore the state and inspect the layers. The first result after it compares weights and fingerprint."""
+        self.__dict__.update(state)
+        with exclusive(self.model):
+            self._inventory = take_inventory(self.model, self._selection)
 
     def fit(
         self,

@@ -17,7 +17,7 @@ from ifcomp.errors import CheckpointError, StorageError
 from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_safetensors
 
-SCHEMA = 3
+SCHEMA = 4
 _METADATA_KEY = "ifcomp-checkpoint"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ifcomp.errors import SettingError
-from ifcomp.scores import write_csv
+from ifcomp.tables import TableResult
 from ifcomp.tasks.calibration import ReliabilityCurve, draw_reliability
 from ifcomp.tasks.prediction_sets import SetRule
 
@@ -39,8 +37,8 @@ DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration(TableResult):
     """Result of a calibration.
 
     Attributes:
@@ -112,26 +110,20 @@ class Calibration:
                 "The calibration is for the form that keeps the argmax. Leave keep_argmax=False out, or give alpha=."
             )
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the frame as CSV. Atomic."""
-        write_csv(path, self.frame)
-
     def plot(self) -> Figure:
         """Draw cross-validated reliability curves. Curves below the diagonal are overconfident."""
         return draw_reliability(self.curves)
 
-    def __repr__(self) -> str:
+    @property
+    def answer(self) -> str:
+        """Temperature, alpha and their effect, or "no gain"."""
         if not self.has_gain:
-            return f"Calibration(no gain: keep the softmax, NLL {self.frame['nll'][0]:.4g})"
+            return f"no gain: keep the softmax, NLL {self.frame['nll'][0]:.4g}"
         before, after = self.frame.iloc[0], self.frame.iloc[int(self.frame["is_used"].argmax())]
         return (
-            f"Calibration(temperature {self.temperature:.3g}, alpha {self.alpha:.3g}, NLL {before['nll']:.4g} -> "
-            f"{after['nll']:.4g}, ECE {before['ece']:.3f} -> {after['ece']:.3f})"
+            f"temperature {self.temperature:.3g}, alpha {self.alpha:.3g}, NLL {before['nll']:.4g} -> "
+            f"{after['nll']:.4g}, ECE {before['ece']:.3f} -> {after['ece']:.3f}"
         )
-
-    def _repr_html_(self) -> str:
-        table: str = self.frame.to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
-        return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads."""
