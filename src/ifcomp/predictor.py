@@ -481,6 +481,7 @@ class IFComp:
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
             **asdict(options),
+            "model": short_digest(self._fingerprint),
             "beta": self.beta,
             "damping": repr(evaluation.damping),
             "training_examples": evaluation.factors.count,
@@ -647,7 +648,8 @@ class IFComp:
                 loaded.calibration = Calibration.from_json(stored.results["calibration"])
             except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise StorageError(
-                    f"Cannot read the calibration in '{path}': it is damaged ({error}). Fit and calibrate again."
+                    f"Cannot read the calibration in '{path}': it is damaged or of another version ({error}). Fit and "
+                    "calibrate again."
                 ) from error
         return loaded
 

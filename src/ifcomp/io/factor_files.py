@@ -64,12 +64,13 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         "version": saved.version,
         "count": saved.factors.count,
         "num_classes": saved.factors.num_classes,
-        "training_accuracy": saved.factors.training_accuracy,
         "settings": asdict(saved.factors.settings),
         "blocks": list(saved.factors.blocks),
         "options": dict(saved.options),
         "fingerprint": dict(saved.fingerprint),
     }
+    if saved.factors.training_accuracy is not None:
+        metadata["training_accuracy"] = saved.factors.training_accuracy
     if saved.results:
         metadata["results"] = dict(saved.results)
     with atomic_write(path) as scratch:

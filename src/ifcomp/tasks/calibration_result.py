@@ -18,6 +18,9 @@ from ifcomp.tasks.prediction_sets import SetRule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Version of the plain data of a calibration in files.
+SCHEMA = 1
+
 #: Forms of the predictive distribution, from the simplest to the calibrated one.
 SOFTMAX, TEMPERATURE, CALIBRATED = FORMS = ("softmax", "temperature", "calibrated")
 
@@ -133,6 +136,7 @@ class Calibration(TableResult):
         }
         rule = self.set_rule
         return {
+            "schema": SCHEMA,
             "alpha": self.alpha,
             "temperature": self.temperature,
             "rows": self.frame.to_numpy(dtype=object).tolist(),
@@ -152,6 +156,8 @@ class Calibration(TableResult):
         """
         if not isinstance(data, dict):
             raise TypeError(f"the calibration is a {type(data).__name__}")
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"it has schema {data['schema']}, this version reads {SCHEMA}")
         frame = _checked_frame(data["rows"])
         used = frame.iloc[int(frame["is_used"].argmax())]
         alpha, temperature = (_number(data, name) for name in ("alpha", "temperature"))
