@@ -20,28 +20,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ifcomp._version import __version__
-from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
+from ifcomp.auditing import first_labelled, read_evidence, with_known_names
 from ifcomp.curvature.factors import (
     Damping,
     Factors,
     FisherKind,
     FitSettings,
     Relative,
-    check_damping,
     check_number,
 )
-from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import (
     check_label_form,
-    check_labelled,
     check_labels,
     check_not_shuffled,
     check_reiterable,
-    check_same_order,
     warn_if_shuffled,
 )
-from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
+from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
 from ifcomp.distributed import gather_rows, process_info, shard_batches
@@ -49,27 +45,15 @@ from ifcomp.errors import (
     DataError,
     EmptyDataError,
     IfcompWarning,
-    ModelError,
     NotCalibratedError,
-    NotFittedError,
     SettingError,
-    StorageError,
 )
-from ifcomp.evidence.collection import collect_evidence
-from ifcomp.evidence.features import FeatureReader, all_trainable
 from ifcomp.explanation import Explanation, explain
-from ifcomp.fitting import fit_factors
-from ifcomp.io import factor_files
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.fingerprints import check_fingerprint, fingerprint, short_digest, tensor_checksums
+from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
-from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import take_inventory
-from ifcomp.layers.layout import Layout
-from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
-from ifcomp.layers.threads import exclusive
-from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
@@ -79,15 +63,15 @@ from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
     ROW_BYTES,
     ROWS,
-    Evaluation,
     ScoreOptions,
-    build_evaluation,
     evaluate,
     label_influence,
     logit_kernel,
     score_columns,
     score_key,
 )
+from ifcomp.state import FittedState, fit_together
+from ifcomp.storage import load_state, save_state
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 from ifcomp.tasks.calibration_result import Calibration
 from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
@@ -99,7 +83,7 @@ if TYPE_CHECKING:
 DEFAULT_DAMPING = Relative(0.1)
 
 
-class IFComp:
+class IFComp(FittedState):
     """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
 
     Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64: on
@@ -153,48 +137,8 @@ class IFComp:
                 transformers. None stacks the examples. A DataLoader has its own. It is not saved; set the attribute
                 after `load`.
         """
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
-        self.model = model = unwrapped(model)
-        self.settings = FitSettings(beta, fisher, label_samples, seed)
-        self.damping = check_damping(damping)
-        self.collate_fn = collate_fn
-        self.factors: Factors | None = None
-        self._columns: tuple[str, ...] | None = None
-        self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
-        with exclusive(model):
-            self._inventory = take_inventory(model, self._selection)
-        self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
-        self._recorder: Recorder | None = None
-        self._fingerprint: dict[str, str] = {}
-        self._layouts: Mapping[str, Layout] = {}
-        self._checksums: list[tuple[int, int, complex]] = []
-        self._evaluated: Evaluation | None = None
-        self._calibration: Calibration | None = None
-
-    @property
-    def beta(self) -> float:
-        """Inverse temperature."""
-        return self.settings.beta
-
-    @property
-    def coverage(self) -> Coverage:
-        """The treatment of each parameter. After `fit` it includes the health of every layer (`FittedCoverage`)."""
-        coverage = self._treatment
-        return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
-
-    @property
-    def _treatment(self) -> Coverage:
-        if self._recorder is not None:
-            return self._recorder.inventory.coverage
-        if self.factors is not None:
-            return self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
-        return self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
-
-    @property
-    def training_accuracy(self) -> float | None:
-        """Accuracy of the model on the data of the fit, also after `load`; None before `fit` and without labels."""
-        return None if self.factors is None else self.factors.training_accuracy
+        chosen = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
+        super().__init__(model, FitSettings(beta, fisher, label_samples, seed), damping, chosen, collate_fn)
 
     def __repr__(self) -> str:
         factors = self.factors
@@ -209,16 +153,6 @@ class IFComp:
             lines.append(f"training accuracy {self.training_accuracy:.1%}")
         lines += [] if self._calibration is None else [repr(self._calibration)]
         return "".join(f"<p>{html.escape(line)}</p>" for line in lines) + self.coverage._repr_html_()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State for `pickle` and `copy.deepcopy`: the model, settings and results, not the recorder of its layers."""
-        return {**self.__dict__, "_inventory": None, "_recorder": None, "_evaluated": None, "_checksums": []}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the state and inspect the layers. The first result after it compares weights and fingerprint."""
-        self.__dict__.update(state)
-        with exclusive(self.model):
-            self._inventory = take_inventory(self.model, self._selection)
 
     def fit(
         self,
@@ -345,20 +279,6 @@ class IFComp:
         seed = self.settings.seed
         self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
         return self._calibration
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The latest result of `calibrate`, also after `load`; None before. `fit` removes it.
-
-        A calibration can be assigned if it was made with the same model, fit and damping.
-        """
-        return self._calibration
-
-    @calibration.setter
-    def calibration(self, calibration: Calibration | None) -> None:
-        if calibration is not None:
-            calibration.check_fit(self._calibration_identity)
-        self._calibration = calibration
 
     def predict_set(self, x: Any, coverage: float = 0.95) -> Tensor:
         """Prediction sets by split conformal prediction, [B, K] booleans; never empty.
@@ -574,22 +494,10 @@ class IFComp:
                 "The reference is the audited data itself, so no example would be left out. Leave reference= out."
             )
         limit, data = as_bytes(max_memory), self._data(data)
-        first, base = _first_labelled(data, "An audit", "data"), None
-        if reference is not None:
-            base = self._data(reference)
-            _first_labelled(base, "An audit", "reference")
-        with exclusive(self.model), all_trainable(self.model):
-            inventory = take_inventory(self.model, Selection(skip_uncovered=True))
-            reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
-            trusted = None if base is None else base.batches
-            evidence = collect_evidence(reader, data.batches, trusted, seed=self.settings.seed, progress=progress)
-            digest = short_digest(fingerprint(self.model))
-        settings = {
-            "model": digest,
-            "seed": self.settings.seed,
-            "has_reference": base is not None,
-            "version": __version__,
-        }
+        base = None if reference is None else self._data(reference)
+        evidence, settings = read_evidence(
+            self.model, data, base, limit=limit, seed=self.settings.seed, progress=progress
+        )
         audit = audit_evidence(evidence, settings, seed=self.settings.seed)
         if self.factors is not None:
             probes = min(2, self.factors.num_classes)
@@ -597,7 +505,7 @@ class IFComp:
             audit.frame["label_complexity"] = table.column("label_complexity")
             if self.factors.count == len(audit.frame) and process_info().world_size == 1:
                 audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
-        return _with_known_names(audit, data)
+        return with_known_names(audit, data)
 
     def _explain_suspects(self, audit: LabelAudit, data: Data, progress: bool | None) -> pd.DataFrame | None:
         """Return `LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
@@ -684,7 +592,7 @@ class IFComp:
         """
         check_fractions([drop])
         data = self._data(train)
-        _first_labelled(data, "Pruning", "training data")
+        first_labelled(data, "Pruning", "training data")
         table = self.score(data, damping=PRUNING_DAMPING, max_memory=max_memory, progress=progress)
         return keep_lists(table, [drop], balanced=balanced)[drop]
 
@@ -766,17 +674,7 @@ class IFComp:
             >>> IFComp.load("run.ifcomp", model)
             IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
         """
-        relative = isinstance(self.damping, Relative)
-        options = {
-            "selection": asdict(self._selection),
-            "damping": self.damping.multiple if isinstance(self.damping, Relative) else self.damping,
-            "relative_damping": relative,
-            "layouts": {name: layout.value for name, layout in self._layouts.items()},
-            "columns": None if self._columns is None else list(self._columns),
-        }
-        results = {} if self._calibration is None else {"calibration": self._calibration.to_json()}
-        saved = factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__, results)
-        factor_files.save(path, saved)
+        save_state(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -792,35 +690,7 @@ class IFComp:
             >>> bool((loaded.predict_proba(x) == ifc.predict_proba(x)).all())
             True
         """
-        stored, model = factor_files.load(path), unwrapped(model)
-        check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
-        options, settings = stored.options, stored.factors.settings
-        try:
-            value = options["damping"]
-            loaded = cls(
-                model,
-                **asdict(settings),
-                damping=Relative(value) if options["relative_damping"] else value,
-                **options["selection"],
-            )
-            layouts = {name: Layout(value) for name, value in options["layouts"].items()}
-            columns = options.get("columns")
-            loaded._columns = None if columns is None else tuple(map(str, columns))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StorageError(
-                f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
-            ) from error
-        advice = "Is the file damaged, or was the model's code changed? Fit again."
-        loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
-        if "calibration" in stored.results:
-            try:
-                loaded.calibration = Calibration.from_json(stored.results["calibration"])
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-                raise StorageError(
-                    f"Cannot read the calibration in '{path}': it is damaged or of another version ({error}). Fit and "
-                    "calibrate again."
-                ) from error
-        return loaded
+        return load_state(cls, path, model)
 
     @classmethod
     def from_factors(
@@ -854,139 +724,7 @@ class IFComp:
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 
-    def _data(self, data: Any) -> Data:
-        """Turn any form of data into batches. A table has the columns of the fit."""
-        return as_data(data, self._request)
-
-    def _batch(self, x: Any, y: Any = None) -> Batch:
-        """Convert the inputs of a call, and labels."""
-        return as_inputs(x, y, self._request)
-
-    @property
-    def _request(self) -> DataRequest:
-        return DataRequest(self.model, self.collate_fn, self._columns)
-
-    @property
-    def _calibration_identity(self) -> dict[str, Any]:
-        """Settings of model and fit on which a calibration depends, as plain JSON."""
-        factors = self._fitted
-        return {
-            "beta": self.beta,
-            "model": short_digest(self._fingerprint),
-            "fit": factors.digest(),
-            "training_examples": factors.count,
-            "damping": repr(self.damping),
-        }
-
-    def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
-        """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
-        with exclusive(self.model):  # factors and recorder of one fit
-            factors = self._fitted
-            damping = self.damping if damping is None else check_damping(damping)
-            if first.size == 0:
-                raise EmptyDataError("There is no example to score: the inputs are empty.")
-            if self._recorder is None:
-                self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
-            kept = self._evaluated
-            fits = kept is not None and kept.recorder is self._recorder
-            if kept is None or not fits or (kept.factors, kept.damping) != (factors, damping):
-                self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
-            return kept
-
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
         device = double_device(evaluation.recorder.device, evaluation.recorder.dtype)
         return score_columns(evaluation, [batch], options)[name].to(device, torch.float64)
-
-    @property
-    def _fitted(self) -> Factors:
-        if self.factors is None:
-            raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        with exclusive(self.model):
-            checksums = tensor_checksums(self.model)
-            if checksums != self._checksums:
-                check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-                if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                    self._checksums = checksums  # values were rewritten but did not change
-                    return self.factors
-                self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
-            return self.factors
-
-    def _receive(
-        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
-    ) -> None:
-        """Check and adopt factors that were not fitted by this object."""
-        complete = self._selection.layers is None
-        check_factors(factors, self._inventory, working_dtype(self.model), complete, what, advice)
-        self._recorder = None
-        self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
-
-    def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
-        self.factors, self._fingerprint, self._layouts, self._evaluated = factors, fingerprint, layouts, None
-        self._checksums = tensor_checksums(self.model)
-
-
-def fit_together(
-    predictors: Sequence[IFComp],
-    data: Any,
-    *,
-    max_memory: int | str | None = None,
-    checkpoint: Checkpoint | None = None,
-    progress: bool | None = None,
-) -> None:
-    """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
-
-    Forward passes and input covariances are shared, so a grid of betas costs little more than its backward passes.
-
-    Args:
-        predictors: Predictors of the same model, with the same layers and ``sua``.
-        data: As for `IFComp.fit`.
-        max_memory: As for `IFComp.fit`, for all of them together.
-        checkpoint: As for `IFComp.fit`.
-        progress: Show a progress bar; None shows it on terminals.
-    """
-    lead = predictors[0]
-    if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
-        raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
-    data = as_data(data, DataRequest(lead.model, lead.collate_fn))
-    check_reiterable(data.batches, "fit reads the data twice")
-    if checkpoint is not None:
-        check_not_shuffled(data.batches)
-    check_repeatable(data, in_order=checkpoint is not None)
-    with exclusive(lead.model):
-        inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
-        digests = fingerprint(lead.model)
-    recorder, fits = fit_factors(
-        lead.model,
-        inventory,
-        lead._selection,
-        [predictor.settings for predictor in predictors],
-        data.batches,
-        fingerprint=short_digest(digests),
-        limit=as_bytes(max_memory),
-        checkpoint=checkpoint,
-        progress=progress,
-    )
-    with exclusive(lead.model):
-        for predictor, factors in zip(predictors, fits, strict=True):
-            predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
-            predictor._adopt(factors, digests, recorder.layouts)
-            predictor._calibration = None
-
-
-def _first_labelled(data: Data, reader: str, name: str) -> Batch:
-    """Check labelled data that is read twice in the same order, and return its first batch."""
-    check_same_order(data.batches, reader)
-    check_repeatable(data, in_order=True)
-    first = next(as_batches(data.batches), None)
-    if first is None:
-        raise EmptyDataError(f"{reader} needs at least one example, but the {name} is empty.")
-    check_labelled(first)
-    return first
-
-
-def _with_known_names(audit: LabelAudit, data: Data) -> LabelAudit:
-    """Add the names of classes and examples that the data knows, if there is one per class and one per example."""
-    classes = data.class_names if len(data.class_names or ()) == audit.pred_probs.shape[1] else None
-    names = None if data.example_names is None else data.example_names()
-    return audit.with_names(classes, names if len(names or ()) == len(audit.frame) else None)
