@@ -36,7 +36,7 @@ texts = [text(list(TOPICS)[label]) for label in labels]
 labels[::40] = (labels[::40] + 1) % 3  # 15 wrong labels
 
 sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=10, num_labels=3, **sizes)
+config = BertConfig.from_dict({"vocab_size": len(WORDS), "max_position_embeddings": 10, "num_labels": 3, **sizes})
 model = BertForSequenceClassification(config)
 optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
 for _ in range(6):
@@ -49,8 +49,8 @@ batches = [encode(texts[i : i + 100], labels[i : i + 100]) for i in range(0, 600
 ifc = IFComp(model).fit(batches)
 print(str(ifc.coverage).splitlines()[-2])
 audit = ifc.audit(batches)
-for row in audit.suspects.head(3).itertuples():
-    print(f"{row.score:.1f} nats: '{texts[row.index]}' is labelled {list(TOPICS)[row.label]}")
+for row in audit.suspects.head(3).to_dict("records"):
+    print(f"{row['score']:.1f} nats: '{texts[row['index']]}' is labelled {list(TOPICS)[row['label']]}")
 print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
 table = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
 print("surprise of a normal and of a mixed text:", table.column("surprise").round(2))

@@ -24,7 +24,7 @@ from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.recorder import Recorder
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
-from ifcomp.predictor import fit_together
+from ifcomp.state import fit_together
 
 SIZE = 9
 SETTINGS = [FitSettings(label_samples=2, seed=3), FitSettings(beta=0.3, fisher="exact")]

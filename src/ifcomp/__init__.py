@@ -10,17 +10,36 @@ from ifcomp._version import __version__
 
 if TYPE_CHECKING:
     from ifcomp.curvature.factors import Factors, Relative
+    from ifcomp.explanation import Explanation
     from ifcomp.io.checkpoints import Checkpoint
+    from ifcomp.layers.coverage import Coverage
     from ifcomp.predictor import IFComp
     from ifcomp.scores import ScoreTable
+    from ifcomp.tasks.audit import LabelAudit
+    from ifcomp.tasks.calibration_result import Calibration
 
-__all__ = ["Checkpoint", "Factors", "IFComp", "Relative", "ScoreTable", "__version__"]
+__all__ = [
+    "Calibration",
+    "Checkpoint",
+    "Coverage",
+    "Explanation",
+    "Factors",
+    "IFComp",
+    "LabelAudit",
+    "Relative",
+    "ScoreTable",
+    "__version__",
+]
 
 #: Module of each public name. Modules are imported on first use, so that ``ifcomp --help`` does not wait for torch.
 _HOMES = {
+    "Calibration": "ifcomp.tasks.calibration_result",
     "Checkpoint": "ifcomp.io.checkpoints",
+    "Coverage": "ifcomp.layers.coverage",
+    "Explanation": "ifcomp.explanation",
     "Factors": "ifcomp.curvature.factors",
     "IFComp": "ifcomp.predictor",
+    "LabelAudit": "ifcomp.tasks.audit",
     "Relative": "ifcomp.curvature.factors",
     "ScoreTable": "ifcomp.scores",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import os
@@ -9,35 +10,34 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ifcomp._version import __version__
-from ifcomp.curvature.compatibility import check_factors, recorder_of_factors
+from ifcomp.auditing import first_labelled, read_evidence, with_known_names
 from ifcomp.curvature.factors import (
     Damping,
     Factors,
     FisherKind,
     FitSettings,
     Relative,
-    check_damping,
     check_number,
 )
-from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import (
-    check_audit_order,
     check_label_form,
-    check_labelled,
     check_labels,
     check_not_shuffled,
     check_reiterable,
     warn_if_shuffled,
 )
-from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
+from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
 from ifcomp.distributed import gather_rows, process_info, shard_batches
@@ -45,27 +45,15 @@ from ifcomp.errors import (
     DataError,
     EmptyDataError,
     IfcompWarning,
-    ModelError,
     NotCalibratedError,
-    NotFittedError,
     SettingError,
-    StorageError,
 )
-from ifcomp.evidence.collection import collect_evidence
-from ifcomp.evidence.features import FeatureReader, all_trainable
 from ifcomp.explanation import Explanation, explain
-from ifcomp.fitting import fit_factors
-from ifcomp.io import factor_files
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.fingerprints import check_fingerprint, fingerprint, short_digest, tensor_checksums
+from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
-from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import take_inventory
-from ifcomp.layers.layout import Layout
-from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection, Sua
-from ifcomp.layers.threads import exclusive
-from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
@@ -75,36 +63,44 @@ from ifcomp.scores import ScoreTable
 from ifcomp.scoring import (
     ROW_BYTES,
     ROWS,
-    Evaluation,
     ScoreOptions,
-    build_evaluation,
     evaluate,
     label_influence,
     logit_kernel,
     score_columns,
     score_key,
 )
+from ifcomp.state import FittedState, fit_together
+from ifcomp.storage import load_state, save_state
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
+
+if TYPE_CHECKING:
+    from ifcomp.report import ReliabilityPair, ShowExamples
 
 #: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
 
 
-class IFComp:
+class IFComp(FittedState):
     """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
 
     Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64: on
     the model's device if the model is in float64, otherwise on the CPU, because a device may lack float64.
 
     Example:
-        >>> ifc = IFComp(model).fit(train_loader)
-        >>> ifc.calibrate(held_out_loader)            # temperature and alpha of predictions
-        >>> ifc.predict_proba(x)                      # calibrated distribution, [B, K]
-        >>> ifc.predict_set(x, coverage=0.95)         # prediction sets, [B, K] booleans
-        >>> ifc.stochastic_complexity(x, y)           # suspicion of labels, [B], nats
-        >>> ifc.parametric_complexity(x)              # unfamiliarity of inputs, [B], nats
-        >>> ifc.bounded_complexity(x)                 # the same between 0 and log K, for OOD detection
+        The examples of all methods use a small classifier of digits, its 400 training examples (``train``, two of which
+        have wrong labels) and 400 held-out examples (``held_out``).
+
+        >>> ifc = IFComp(model).fit(train)
+        >>> print(ifc)
+        IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
+        >>> x, y = held_out
+        >>> ifc.stochastic_complexity(x, y).shape     # suspicion of labels in nats
+        torch.Size([400])
+        >>> ifc.parametric_complexity(x).shape        # unfamiliarity of inputs in nats
+        torch.Size([400])
     """
 
     def __init__(
@@ -141,40 +137,22 @@ class IFComp:
                 transformers. None stacks the examples. A DataLoader has its own. It is not saved; set the attribute
                 after `load`.
         """
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"The model must be an nn.Module, but is a {type(model).__name__}.")
-        self.model = model = unwrapped(model)
-        self.settings = FitSettings(beta, fisher, label_samples, seed)
-        self.damping = check_damping(damping)
-        self.collate_fn = collate_fn
-        self.factors: Factors | None = None
-        self._columns: tuple[str, ...] | None = None
-        self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
-        with exclusive(model):
-            self._inventory = take_inventory(model, self._selection)
-        self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
-        self._recorder: Recorder | None = None
-        self._fingerprint: dict[str, str] = {}
-        self._layouts: Mapping[str, Layout] = {}
-        self._checksums: list[tuple[int, int, complex]] = []
-        self._evaluated: Evaluation | None = None
-        self._calibration: Calibration | None = None
+        chosen = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
+        super().__init__(model, FitSettings(beta, fisher, label_samples, seed), damping, chosen, collate_fn)
 
-    @property
-    def beta(self) -> float:
-        """Inverse temperature."""
-        return self.settings.beta
+    def __repr__(self) -> str:
+        factors = self.factors
+        state = "not fitted"
+        if factors is not None:
+            state = f"fitted on {factors.count:,} examples, {factors.num_classes} classes"
+        return f"IFComp({type(self.model).__name__}, {state}, {self._treatment.percent} covered, beta {self.beta:g})"
 
-    @property
-    def coverage(self) -> Coverage:
-        """The treatment of each parameter. After `fit` it includes the health of every layer (`FittedCoverage`)."""
-        if self._recorder is not None:
-            coverage = self._recorder.inventory.coverage
-        elif self.factors is not None:
-            coverage = self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
-        else:
-            coverage = self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
-        return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
+    def _repr_html_(self) -> str:
+        lines = [repr(self)]
+        if self.training_accuracy is not None:
+            lines.append(f"training accuracy {self.training_accuracy:.1%}")
+        lines += [] if self._calibration is None else [repr(self._calibration)]
+        return "".join(f"<p>{html.escape(line)}</p>" for line in lines) + self.coverage._repr_html_()
 
     def fit(
         self,
@@ -199,6 +177,13 @@ class IFComp:
         Raises:
             MemoryLimitError: If the limit is too small. The message names the required size and the largest layers.
             CheckpointError: If the checkpoint belongs to other work. The message names the differences.
+
+        Example:
+            >>> ifc = IFComp(model).fit(train)
+            >>> ifc.training_accuracy > 0.9
+            True
+            >>> ifc.coverage
+            FittedCoverage(2,410 of 2,410 parameters covered, 100 %, 2 of 2 layers healthy)
         """
         fit_together([self], data, max_memory=max_memory, checkpoint=checkpoint, progress=progress)
         return self
@@ -238,6 +223,13 @@ class IFComp:
 
         Raises:
             SettingError: If ``alpha`` is None and the calibration has another damping or form.
+
+        Example:
+            >>> probability = ifc.predict_proba(x)
+            >>> bool((probability.argmax(1) == model(x).argmax(1)).all())
+            True
+            >>> bool((probability.amax(1) < model(x).softmax(1).amax(1)).all())  # less confident than the softmax
+            True
         """
         if alpha is not None:
             check_number("alpha", alpha)
@@ -271,30 +263,22 @@ class IFComp:
         Raises:
             DataError: If there are too few examples, or the data differs between the two passes.
             LabelError: If labels are missing or outside 0 ... K-1.
+
+        Example:
+            >>> calibration = ifc.calibrate(held_out)
+            >>> calibration.frame["form"].tolist()  # one row of cross-validated figures each
+            ['softmax', 'temperature', 'calibrated']
+            >>> ifc.calibration is calibration
+            True
         """
         from ifcomp.calibrating import calibrate, first_held_out  # imports scipy, which is slow
 
         parts = [self._data(data) for data in (held_out, shifted) if data is not None]
-        factors, first = self._fitted, first_held_out(parts)
+        settings, first = {**self._calibration_identity, "version": __version__}, first_held_out(parts)
         evaluation = self._evaluation(first, None)
-        settings = {**self._fit_identity(factors), "damping": repr(self.damping), "version": __version__}
         seed = self.settings.seed
         self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
         return self._calibration
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The latest result of `calibrate`, also after `load`; None before. `fit` removes it.
-
-        A calibration can be assigned if it was made with the same model, fit and damping.
-        """
-        return self._calibration
-
-    @calibration.setter
-    def calibration(self, calibration: Calibration | None) -> None:
-        if calibration is not None:
-            calibration.check_fit({**self._fit_identity(self._fitted), "damping": repr(self.damping)})
-        self._calibration = calibration
 
     def predict_set(self, x: Any, coverage: float = 0.95) -> Tensor:
         """Prediction sets by split conformal prediction, [B, K] booleans; never empty.
@@ -310,6 +294,12 @@ class IFComp:
 
         Raises:
             NotCalibratedError: Before `calibrate`.
+
+        Example:
+            >>> calibration = ifc.calibrate(held_out)
+            >>> sets = ifc.predict_set(x, coverage=0.9)
+            >>> sets.shape, bool(sets.any(1).all())
+            (torch.Size([400, 10]), True)
         """
         if self._fitted is not None and self._calibration is None:
             raise NotCalibratedError("Prediction sets need held-out data: call calibrate(held_out) first.")
@@ -420,6 +410,11 @@ class IFComp:
         Raises:
             MemoryLimitError: If ``max_memory`` is too small. The message names the required size.
             CheckpointError: If the checkpoint belongs to other work. The message names the differences.
+
+        Example:
+            >>> table = ifc.score(train)
+            >>> len(table), sorted(table.frame["label_complexity"].nlargest(2).index)  # the wrong labels
+            (400, [0, 1])
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         data = self._data(data)
@@ -448,6 +443,7 @@ class IFComp:
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
             **asdict(options),
+            "model": short_digest(self._fingerprint),
             "beta": self.beta,
             "damping": repr(evaluation.damping),
             "training_examples": evaluation.factors.count,
@@ -489,25 +485,19 @@ class IFComp:
             DataError: If the data is shuffled, or differs between the two passes.
 
         Example:
-            >>> audit = IFComp(model).audit(train_loader)
-            >>> print(audit.headline)
-            >>> audit.suspects.head()
+            >>> audit = IFComp(model).audit(train)
+            >>> sorted(audit.suspects["index"].head(2))  # the wrong labels
+            [0, 1]
         """
         if reference is not None and reference is data:
             raise SettingError(
                 "The reference is the audited data itself, so no example would be left out. Leave reference= out."
             )
         limit, data = as_bytes(max_memory), self._data(data)
-        first, base = _first_of_audit(data, "data"), None
-        if reference is not None:
-            base = self._data(reference)
-            _first_of_audit(base, "reference")
-        with exclusive(self.model), all_trainable(self.model):
-            inventory = take_inventory(self.model, Selection(skip_uncovered=True))
-            reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
-            trusted = None if base is None else base.batches
-            evidence = collect_evidence(reader, data.batches, trusted, seed=self.settings.seed, progress=progress)
-        settings = {"seed": self.settings.seed, "has_reference": base is not None, "version": __version__}
+        base = None if reference is None else self._data(reference)
+        evidence, settings = read_evidence(
+            self.model, data, base, limit=limit, seed=self.settings.seed, progress=progress
+        )
         audit = audit_evidence(evidence, settings, seed=self.settings.seed)
         if self.factors is not None:
             probes = min(2, self.factors.num_classes)
@@ -515,7 +505,7 @@ class IFComp:
             audit.frame["label_complexity"] = table.column("label_complexity")
             if self.factors.count == len(audit.frame) and process_info().world_size == 1:
                 audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
-        return _with_known_names(audit, data)
+        return with_known_names(audit, data)
 
     def _explain_suspects(self, audit: LabelAudit, data: Data, progress: bool | None) -> pd.DataFrame | None:
         """Return `LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""
@@ -559,6 +549,13 @@ class IFComp:
             positions: Position of each query in the training data, to leave it out.
             damping: Overrides the damping of the predictor.
             progress: Show a progress bar; None shows it on terminals.
+
+        Example:
+            >>> explanation = ifc.explain(x[:1], y[:1], train, k=3)
+            >>> explanation
+            Explanation(3 supporting and 3 contradicting training examples of 1 query)
+            >>> int(explanation.frame["label"][0]) == int(y[0])  # the strongest support has the same label
+            True
         """
         batch = self._batch(x, y)
         check_labels(batch, self._fitted.num_classes)
@@ -567,19 +564,117 @@ class IFComp:
         check_repeatable(train, in_order=False)
         return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
 
+    def prune(
+        self,
+        train: Any,
+        drop: float = 0.3,
+        *,
+        balanced: bool = False,
+        max_memory: int | str | None = None,
+        progress: bool | None = None,
+    ) -> NDArray[np.int64]:
+        """Positions of the training examples to keep, [n - floor(drop n)], sorted.
+
+        The examples of lowest stochastic complexity in nats are dropped first. Wrong labels have a large complexity and
+        are kept: audit the labels first. Cost: that of `score`.
+
+        Args:
+            train: Labelled training data as for `fit`, in the same order on every pass.
+            drop: Share of the examples to drop, in [0, 1).
+            balanced: Drop this share of every class; every class keeps at least one example.
+            max_memory: As for `fit`.
+            progress: Show a progress bar; None shows it on terminals.
+
+        Example:
+            >>> keep = ifc.prune(train, drop=0.3)
+            >>> len(keep), sorted({0, 1} & set(keep.tolist()))  # the wrong labels are kept
+            (280, [0, 1])
+        """
+        check_fractions([drop])
+        data = self._data(train)
+        first_labelled(data, "Pruning", "training data")
+        table = self.score(data, damping=PRUNING_DAMPING, max_memory=max_memory, progress=progress)
+        return keep_lists(table, [drop], balanced=balanced)[drop]
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        audit: LabelAudit | None = None,
+        ood: Any = None,
+        calibration: Calibration | ReliabilityPair | None = None,
+        title: str | None = None,
+        previews: ShowExamples | None = None,
+        reference_previews: ShowExamples | None = None,
+        class_names: Sequence[str] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write results to one self-contained HTML file, atomically, and return its path.
+
+        Args:
+            path: File to write; its name ends in ``.html``.
+            audit: Result of `audit`, with neighbours and influential examples of its suspects.
+            ood: A table of new inputs with scores in nats, larger = more surprising.
+            calibration: Result of `calibrate`, or reliability curves of other data.
+            title: Heading of the page.
+            previews: Function from positions in the audited data to one `ifcomp.report.Preview` each. None shows the
+                file names or texts of the audit.
+            reference_previews: The same for the reference of the audit.
+            class_names: Names of the classes 0 ... K-1. None uses those of the audit.
+            provenance: Origin of the results. None stands for versions, model and seed.
+
+        Raises:
+            SettingError: If a result belongs to another model or fit, or there is nothing to report.
+            StorageError: If the file cannot be written.
+
+        Example:
+            >>> audit, calibration = ifc.audit(train), ifc.calibrate(held_out)
+            >>> ifc.report("report.html", audit=audit, calibration=calibration).name
+            'report.html'
+        """
+        from ifcomp.report import audit_parts, build_report, class_names_of, complexity_of, current_provenance
+        from ifcomp.report import reliability_of as reliability
+
+        if Path(path).suffix != ".html":
+            raise SettingError(f"The name of '{os.fspath(path)}' must end in .html.")
+        for result in (audit, ood):
+            self._check_model(result)
+        if isinstance(calibration, Calibration):
+            calibration.check_fit(self._calibration_identity)
+        model = type(self.model).__name__
+        parts = {}
+        if audit is not None:
+            parts = audit_parts(audit, previews, reference_previews)
+            class_names = class_names or class_names_of(audit)
+        return build_report(
+            path,
+            title=title or f"Report of {model}",
+            **parts,
+            calibration=None if calibration is None else reliability(calibration),
+            complexity=None if ood is None else complexity_of(ood),
+            class_names=class_names,
+            provenance=provenance or current_provenance(model=model, seed=self.settings.seed),
+            coverage=None if self.factors is None else self.coverage,
+        )
+
+    def _check_model(self, result: Any) -> None:
+        """Raise SettingError if a result was made with another model."""
+        expected, made_with = short_digest(fingerprint(self.model)), getattr(result, "settings", {}).get("model")
+        if made_with not in (None, expected):
+            raise SettingError(
+                f"The {type(result).__name__} was made with another model or other weights ({made_with}, not "
+                f"{expected}). Make it again with this predictor."
+            )
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write factors, settings and `calibration` to one safetensors file, atomically."""
-        relative = isinstance(self.damping, Relative)
-        options = {
-            "selection": asdict(self._selection),
-            "damping": self.damping.multiple if isinstance(self.damping, Relative) else self.damping,
-            "relative_damping": relative,
-            "layouts": {name: layout.value for name, layout in self._layouts.items()},
-            "columns": None if self._columns is None else list(self._columns),
-        }
-        results = {} if self._calibration is None else {"calibration": self._calibration.to_json()}
-        saved = factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__, results)
-        factor_files.save(path, saved)
+        """Write factors, settings and `calibration` to one safetensors file, atomically.
+
+        Example:
+            >>> ifc.save("run.ifcomp")
+            >>> IFComp.load("run.ifcomp", model)
+            IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
+        """
+        save_state(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Self:
@@ -588,35 +683,14 @@ class IFComp:
         Raises:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model. The message names the differences.
+
+        Example:
+            >>> ifc.save("run.ifcomp")
+            >>> loaded = IFComp.load("run.ifcomp", model)
+            >>> bool((loaded.predict_proba(x) == ifc.predict_proba(x)).all())
+            True
         """
-        stored, model = factor_files.load(path), unwrapped(model)
-        check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
-        options, settings = stored.options, stored.factors.settings
-        try:
-            value = options["damping"]
-            loaded = cls(
-                model,
-                **asdict(settings),
-                damping=Relative(value) if options["relative_damping"] else value,
-                **options["selection"],
-            )
-            layouts = {name: Layout(value) for name, value in options["layouts"].items()}
-            columns = options.get("columns")
-            loaded._columns = None if columns is None else tuple(map(str, columns))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StorageError(
-                f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
-            ) from error
-        advice = "Is the file damaged, or was the model's code changed? Fit again."
-        loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
-        if "calibration" in stored.results:
-            try:
-                loaded.calibration = Calibration.from_json(stored.results["calibration"])
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-                raise StorageError(
-                    f"Cannot read the calibration in '{path}': it is damaged ({error}). Fit and calibrate again."
-                ) from error
-        return loaded
+        return load_state(cls, path, model)
 
     @classmethod
     def from_factors(
@@ -650,136 +724,7 @@ class IFComp:
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 
-    def _data(self, data: Any) -> Data:
-        """Turn any form of data into batches. A table has the columns of the fit."""
-        return as_data(data, self._request)
-
-    def _batch(self, x: Any, y: Any = None) -> Batch:
-        """Convert the inputs of a call, and labels."""
-        return as_inputs(x, y, self._request)
-
-    @property
-    def _request(self) -> DataRequest:
-        return DataRequest(self.model, self.collate_fn, self._columns)
-
-    def _fit_identity(self, factors: Factors) -> dict[str, Any]:
-        """Settings that identify model and fit, as plain JSON."""
-        return {
-            "beta": self.beta,
-            "model": short_digest(self._fingerprint),
-            "fit": factors.digest(),
-            "training_examples": factors.count,
-        }
-
-    def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
-        """The recorded model and its inverse curvature. ``first`` verifies a model whose factors were loaded."""
-        with exclusive(self.model):  # factors and recorder of one fit
-            factors = self._fitted
-            damping = self.damping if damping is None else check_damping(damping)
-            if first.size == 0:
-                raise EmptyDataError("There is no example to score: the inputs are empty.")
-            if self._recorder is None:
-                self._recorder = recorder_of_factors(self.model, self._inventory, factors, first, self._layouts)
-            kept = self._evaluated
-            fits = kept is not None and kept.recorder is self._recorder
-            if kept is None or not fits or (kept.factors, kept.damping) != (factors, damping):
-                self._evaluated = kept = build_evaluation(self._recorder, factors, damping)
-            return kept
-
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)
         device = double_device(evaluation.recorder.device, evaluation.recorder.dtype)
         return score_columns(evaluation, [batch], options)[name].to(device, torch.float64)
-
-    @property
-    def _fitted(self) -> Factors:
-        if self.factors is None:
-            raise NotFittedError("Nothing is fitted yet: call fit(train_loader) first, or IFComp.load(path, model).")
-        with exclusive(self.model):
-            checksums = tensor_checksums(self.model)
-            if checksums != self._checksums:
-                check_fingerprint(self._fingerprint, self.model, "The fitted factors")
-                if [place for place, *_ in checksums] == [place for place, *_ in self._checksums]:
-                    self._checksums = checksums  # values were rewritten but did not change
-                    return self.factors
-                self._receive(self.factors, self._fingerprint, self._layouts, "The fitted factors", "Fit again.")
-            return self.factors
-
-    def _receive(
-        self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout], what: str, advice: str
-    ) -> None:
-        """Check and adopt factors that were not fitted by this object."""
-        complete = self._selection.layers is None
-        check_factors(factors, self._inventory, working_dtype(self.model), complete, what, advice)
-        self._recorder = None
-        self._adopt(factors.to(next(self.model.parameters()).device), fingerprint, layouts)
-
-    def _adopt(self, factors: Factors, fingerprint: dict[str, str], layouts: Mapping[str, Layout]) -> None:
-        self.factors, self._fingerprint, self._layouts, self._evaluated = factors, fingerprint, layouts, None
-        self._checksums = tensor_checksums(self.model)
-
-
-def fit_together(
-    predictors: Sequence[IFComp],
-    data: Any,
-    *,
-    max_memory: int | str | None = None,
-    checkpoint: Checkpoint | None = None,
-    progress: bool | None = None,
-) -> None:
-    """Fit predictors of one model that differ in beta, Fisher or seed, in the same two passes over the data.
-
-    Forward passes and input covariances are shared, so a grid of betas costs little more than its backward passes.
-
-    Args:
-        predictors: Predictors of the same model, with the same layers and ``sua``.
-        data: As for `IFComp.fit`.
-        max_memory: As for `IFComp.fit`, for all of them together.
-        checkpoint: As for `IFComp.fit`.
-        progress: Show a progress bar; None shows it on terminals.
-    """
-    lead = predictors[0]
-    if any(other.model is not lead.model or other._selection != lead._selection for other in predictors):
-        raise SettingError("Predictors that are fitted together must have the same model, layers= and sua=.")
-    data = as_data(data, DataRequest(lead.model, lead.collate_fn))
-    check_reiterable(data.batches, "fit reads the data twice")
-    if checkpoint is not None:
-        check_not_shuffled(data.batches)
-    check_repeatable(data, in_order=checkpoint is not None)
-    with exclusive(lead.model):
-        inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
-        digests = fingerprint(lead.model)
-    recorder, fits = fit_factors(
-        lead.model,
-        inventory,
-        lead._selection,
-        [predictor.settings for predictor in predictors],
-        data.batches,
-        fingerprint=short_digest(digests),
-        limit=as_bytes(max_memory),
-        checkpoint=checkpoint,
-        progress=progress,
-    )
-    with exclusive(lead.model):
-        for predictor, factors in zip(predictors, fits, strict=True):
-            predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
-            predictor._adopt(factors, digests, recorder.layouts)
-            predictor._calibration = None
-
-
-def _first_of_audit(data: Data, name: str) -> Batch:
-    """Check the data or reference of an audit and return its first batch."""
-    check_audit_order(data.batches)
-    check_repeatable(data, in_order=True)
-    first = next(as_batches(data.batches), None)
-    if first is None:
-        raise EmptyDataError(f"audit needs at least one example, but the {name} is empty.")
-    check_labelled(first)
-    return first
-
-
-def _with_known_names(audit: LabelAudit, data: Data) -> LabelAudit:
-    """Add the names of classes and examples that the data knows, if there is one per class and one per example."""
-    classes = data.class_names if len(data.class_names or ()) == audit.pred_probs.shape[1] else None
-    names = None if data.example_names is None else data.example_names()
-    return audit.with_names(classes, names if len(names or ()) == len(audit.frame) else None)

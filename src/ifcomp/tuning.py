@@ -23,8 +23,9 @@ from ifcomp.data.forms import Data, DataRequest, as_data
 from ifcomp.errors import EmptyDataError, SettingError
 from ifcomp.layers.forward import evaluating, run_model
 from ifcomp.layers.wrappers import unwrapped
-from ifcomp.predictor import DEFAULT_DAMPING, IFComp, fit_together
+from ifcomp.predictor import DEFAULT_DAMPING, IFComp
 from ifcomp.progress import track
+from ifcomp.state import fit_together
 from ifcomp.tasks.calibration import pnml_grid
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
 from ifcomp.tasks.simple_scores import fit_temperature

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp import Checkpoint, IFComp
-from ifcomp.predictor import fit_together
+from ifcomp.state import fit_together
 
 BATCH_SIZES = (5, 3, 4)
 NUM_BATCHES = len(BATCH_SIZES)

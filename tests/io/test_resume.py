@@ -15,7 +15,7 @@ from ifcomp import Checkpoint, IFComp
 from ifcomp.data.batches import as_batches
 from ifcomp.io import resumable
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
-from ifcomp.predictor import fit_together
+from ifcomp.state import fit_together
 
 
 @pytest.mark.parametrize("midway", [False, True], ids=["after_write", "during_write"])

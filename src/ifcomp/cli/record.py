@@ -86,8 +86,9 @@ def read_record(run: str) -> Record | None:
         return None
     try:
         content = parse_json(read_text(path))
-        if content.pop("schema") != SCHEMA:
-            raise ValueError("another version of ifcomp wrote it")
+        schema = content.pop("schema")
+        if schema != SCHEMA:
+            raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
         del content["version"]
         record = Record(**content)
         _check_types(record)

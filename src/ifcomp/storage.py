@@ -1,0 +1,76 @@
+"""Save and load the state of a predictor: factors, settings and results in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TypeVar
+
+from torch import nn
+
+from ifcomp._version import __version__
+from ifcomp.curvature.factors import Relative
+from ifcomp.errors import StorageError
+from ifcomp.io import factor_files
+from ifcomp.io.fingerprints import check_fingerprint
+from ifcomp.layers.layout import Layout
+from ifcomp.layers.wrappers import unwrapped
+from ifcomp.state import FittedState
+from ifcomp.tasks.calibration_result import Calibration
+
+S = TypeVar("S", bound=FittedState)
+
+
+def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
+    """Write factors, settings and calibration to one safetensors file, atomically."""
+    damping = state.damping
+    options = {
+        "selection": asdict(state._selection),
+        "damping": damping.multiple if isinstance(damping, Relative) else damping,
+        "relative_damping": isinstance(damping, Relative),
+        "layouts": {name: layout.value for name, layout in state._layouts.items()},
+        "columns": None if state._columns is None else list(state._columns),
+    }
+    results = {} if state._calibration is None else {"calibration": state._calibration.to_json()}
+    saved = factor_files.SavedFactors(state._fitted, state._fingerprint, options, __version__, results)
+    factor_files.save(path, saved)
+
+
+def load_state(build: Callable[..., S], path: str | os.PathLike[str], model: nn.Module) -> S:
+    """Read a file that `save_state` wrote.
+
+    Args:
+        build: Builds the predictor from the model and the arguments of its constructor.
+        path: The file.
+        model: The classifier that the factors belong to.
+
+    Raises:
+        StorageError: If the file cannot be read.
+        FingerprintError: If it belongs to another model.
+    """
+    stored, model = factor_files.load(path), unwrapped(model)
+    check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
+    options, settings = stored.options, stored.factors.settings
+    try:
+        value = options["damping"]
+        damping = Relative(value) if options["relative_damping"] else value
+        loaded = build(model, **asdict(settings), damping=damping, **options["selection"])
+        layouts = {name: Layout(value) for name, value in options["layouts"].items()}
+        columns = options.get("columns")
+        loaded._columns = None if columns is None else tuple(map(str, columns))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."
+        ) from error
+    advice = "Is the file damaged, or was the model's code changed? Fit again."
+    loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
+    if "calibration" in stored.results:
+        try:
+            loaded.calibration = Calibration.from_json(stored.results["calibration"])
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StorageError(
+                f"Cannot read the calibration in '{path}': it is damaged or of another version ({error}). Fit and "
+                "calibrate again."
+            ) from error
+    return loaded
