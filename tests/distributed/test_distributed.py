@@ -131,7 +131,6 @@ def test_the_command_line_gives_the_same_under_torchrun(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
             "net.py",
             "run.ifcomp",
-            "run.ifcomp.json",
             "scores.parquet",
         ]
         (tmp_path / "run.ifcomp").unlink()

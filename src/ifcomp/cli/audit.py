@@ -111,9 +111,19 @@ def audit(
         {**inputs, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
         [paragraph(result.headline), *_top_table(result, rows, names), *([paragraph(reason)] if reason else [])],
         written,
-        {} if report or path is None else {f"ifcomp report {path}": "the same with pictures, in a browser"},
+        {} if report else {_report_command(path, data or named_data, model, reading): "the same with pictures"},
         GATE if reason else 0,
     )
+
+
+def _report_command(
+    path: str | None, data: str | None, model: options.ModelOptions, reading: options.DataOptions
+) -> str:
+    """Return the command that writes the page. Without a run it is the audit itself."""
+    if path is None:
+        return options.command_line("audit", model=model, reading=reading, data=data, report="audit.html")
+    given = [] if data is None else [data]
+    return options.command_line("report", path, *given, model=model, reading=reading)
 
 
 def _gate(result: LabelAudit, max_suspects: int | None) -> str | None:

@@ -101,7 +101,7 @@ def ood(
         facts,
         [paragraph(_summary(facts, run.is_training_data(reference))), *_top_table(facts, run.class_names(source))],
         {out: f"all {len(flags):,} inputs, most surprising first"},
-        {f"ifcomp report {path} --strange {data}": "a histogram of both in the report"},
+        {options.command_line("report", path, model=model, strange=data): "a histogram of both in the report"},
         GATE if max_flagged is not None and flagged > max_flagged else 0,
     )
 
