@@ -78,6 +78,7 @@ def audit(
     little weight. The score is log p(suggested) - log p(label) of the pooled predictions in nats; larger = more
     suspicious. With a run the table also has label complexity.
     """
+    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.report import write_report
     from ifcomp.cli.run import check_labelled, open_run
 
@@ -97,9 +98,11 @@ def audit(
     for opened in sources:
         check_labelled(opened)
     ifc = run.load_predictor(*sources)
-    result = ifc.audit(
-        source.batches(), reference=None if trusted is None else trusted.batches(), max_memory=max_memory
-    ).with_names(run.class_names(source), source.names or source.texts)
+    base = None if trusted is None else trusted.batches()
+    result = open_cache(run, ifc).audit(
+        source, trusted, lambda: ifc.audit(source.batches(), reference=base, max_memory=max_memory)
+    )
+    result = result.with_names(run.class_names(source), source.names or source.texts)
     written = {out: f"all {len(result.frame):,} labels in the order of the data"}
     write_table(out, result.frame, result.descriptions, result.settings, source)
     if report is not None:

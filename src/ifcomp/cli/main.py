@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from ifcomp._version import __version__
 from ifcomp.cli import (
     apply,
     audit,
@@ -26,6 +25,7 @@ from ifcomp.cli import (
     estimate,
     fit,
     ood,
+    options,
     predict,
     prune,
     report,
@@ -45,20 +45,11 @@ INTERRUPTED = 130
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException; typer has a copy of click since 0.26
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
-        typer.echo(f"ifcomp {__version__}")
-        raise typer.Exit
-
-
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object on standard output; everything else goes to standard error."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and warnings.")]
-Version = Annotated[
-    bool, typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True)
-]
 
 
 class Commands(TyperGroup):
@@ -113,6 +104,7 @@ def _report_usage_error(error: Any, is_json: bool) -> int:
         error.show()
         return USAGE_ERROR
     message = error.format_message()
+    message += "" if message.endswith((".", "?")) else "."
     if is_json:
         command = None if ctx is None or ctx.parent is None else ctx.info_name
         typer.echo(error_json(command, error, message, USAGE_ERROR))
@@ -155,7 +147,7 @@ def as_command(function: Callable[..., Outcome]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         parameters += _group_parameters(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
-    for name, option in (("as_json", AsJson), ("quiet", Quiet), ("version", Version)):
+    for name, option in (("as_json", AsJson), ("quiet", Quiet), ("version", options.Version)):
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option))
     parameters.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -216,7 +208,7 @@ app = typer.Typer(
 @app.callback()
 def ifcomp(
     quiet: Quiet = False,
-    version: Version = False,
+    version: options.Version = False,
 ) -> None:
     """Find wrong labels and out-of-distribution inputs, and calibrate predictions, from one fit of a trained
     classifier's curvature.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
+from ifcomp._version import __version__
 from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
@@ -98,6 +99,17 @@ Layers = Annotated[
 SkipUncovered = Annotated[
     bool,
     typer.Option("--skip-uncovered", help="Skip parameters of unsupported layers instead of ending with an error."),
+]
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"ifcomp {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True)
 ]
 
 
