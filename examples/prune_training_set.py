@@ -5,7 +5,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16).float(), torch.tensor(labels)
@@ -34,9 +33,9 @@ def accuracy(kept: Tensor) -> float:
 
 all_examples = torch.arange(len(x_train))
 ifc = IFComp(trained(all_examples, 0)).fit([(x_train, y_train)])
-keep = keep_lists(ifc.score([(x_train, y_train)], damping=PRUNING_DAMPING), [0.3, 0.6, 0.8], balanced=True)
 
 print(f"dropped  kept  lowest complexity first  at random\n     0%  1200 {accuracy(all_examples):24.3f} ")
-for fraction, index in keep.items():
+for fraction in (0.3, 0.6, 0.8):
+    index = ifc.prune((x_train, y_train), fraction, balanced=True)
     at_random = torch.randperm(len(x_train), generator=torch.Generator().manual_seed(5))[: len(index)]
     print(f"{fraction:7.0%} {len(index):5d} {accuracy(torch.tensor(index)):24.3f} {accuracy(at_random):10.3f}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from ifcomp._version import __version__
 from ifcomp.curvature.labels import label_residuals
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.errors import DataError, SettingError
@@ -19,6 +20,10 @@ from ifcomp.influence.cross import whitened_gradients
 from ifcomp.influence.forms import sum_blocks
 from ifcomp.progress import track
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
+from ifcomp.tables import TableResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Memory limit of the whitened query gradients, in bytes. More queries need further passes over the training data.
 QUERY_BYTES = 1 << 30
@@ -36,15 +41,17 @@ DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(TableResult):
     """The training examples that most support and most contradict the labels of the queries.
 
     Attributes:
         frame: Up to k rows per query and role, strongest first; see `descriptions`.
+        settings: Settings of fit and explanation, such as damping and the number of queries.
     """
 
     frame: pd.DataFrame
+    settings: Mapping[str, Any]
 
     @property
     def descriptions(self) -> dict[str, str]:
@@ -54,6 +61,36 @@ class Explanation:
     def of(self, query: int) -> pd.DataFrame:
         """Return the rows of one query."""
         return self.frame[self.frame["query"] == query]
+
+    @property
+    def answer(self) -> str:
+        """Number of queries, supporting and contradicting examples."""
+        supports = int((self.frame["role"] == "supports").sum())
+        queries = self.settings["queries"]
+        return (
+            f"{supports:,} supporting and {len(self.frame) - supports:,} contradicting training examples of "
+            f"{queries:,} {'query' if queries == 1 else 'queries'}"
+        )
+
+    def plot(self, query: int = 0) -> Figure:
+        """Draw the effects on one query as bars, in nats. Positive effects support its label.
+
+        Args:
+            query: Position among the queries.
+        """
+        if not 0 <= query < self.settings["queries"]:
+            raise SettingError(f"query must be in 0 ... {self.settings['queries'] - 1}, but is {query}.")
+        from matplotlib.figure import Figure
+
+        rows = self.of(query).sort_values("effect", ascending=False)
+        figure = Figure(figsize=(6, 0.8 + 0.25 * len(rows)), layout="constrained")
+        axis = figure.subplots()
+        names = [f"{row.index_} (label {row.label})" for row in rows.rename(columns={"index": "index_"}).itertuples()]
+        axis.barh(range(len(rows)), rows["effect"], color=["C0" if value > 0 else "C3" for value in rows["effect"]])
+        axis.set_yticks(range(len(rows)), names)
+        axis.invert_yaxis()
+        axis.set_xlabel(f"effect on query {query}, nats; positive supports, negative contradicts")
+        return figure
 
 
 @dataclass
@@ -110,7 +147,15 @@ def explain(
         strongest = _explain_group(evaluation, query.select(group), batches, count, excluded)
         frames += [_rows(strongest[role], role, first) for role in strongest]
     frame = pd.concat(frames, ignore_index=True).sort_values(["query", "role", "rank"], ascending=[True, False, True])
-    return Explanation(frame.reset_index(drop=True))
+    settings = {
+        "k": count,
+        "queries": query.size,
+        "beta": evaluation.beta,
+        "damping": repr(evaluation.damping),
+        "training_examples": evaluation.factors.count,
+        "version": __version__,
+    }
+    return Explanation(frame.reset_index(drop=True), settings)
 
 
 def _explain_group(

@@ -107,6 +107,7 @@ def fit_factors(
         )
     for fitted in factors:
         check_finite(fitted)
+    _warn_of_low_accuracy(factors[0])
     return recorder, factors
 
 
@@ -189,38 +190,50 @@ class FitPasses:
         vectors = {f"basis/{name}": value for name, value in basis_tensors(bases).items()}
         common = {"examples/0": torch.tensor(count_before, device="cpu"), **vectors}
         totals = [second_moment_sums(recorder) for _ in self._settings]
-        count = _counter(recorder)
+        count, matches = _counter(recorder), _counter(recorder, 2)
         state = {
             f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()
         }
-        state["examples/1"] = count
+        state |= {"examples/1": count, "matches/1": matches}
         restore_tensors(state, self._work.begin_stage(STAGES[2], lambda: state, common))
 
         def add(recording: Recording, cotangents: list[Cotangents], chunk_size: int) -> None:
             for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
                 add_second_moments(sums, recording, basis, vectors, chunk_size)
 
-        self._run(batches, 1, add, count)
+        self._run(batches, 1, add, count, matches)
         all_reduce_sum(state.values())
         for sums in totals:
             clear_rounding_errors(sums, recorder.verified.rounding, recorder.precision)
-        examples = int(count)
+        examples, (correct, labelled) = int(count), matches.tolist()
+        accuracy = correct / labelled if labelled else None
         return [
             Factors(
                 {name: BlockFactors(total.div_(max(examples, 1)), basis.get(name)) for name, total in sums.items()},
                 examples,
                 recorder.num_classes,
                 settings,
+                accuracy,
             )
             for sums, basis, settings in zip(totals, bases, self._settings, strict=True)
         ]
 
-    def _run(self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor) -> None:
-        """Record all batches in microbatches and add each to the accumulators."""
+    def _run(
+        self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor, matches: Tensor | None = None
+    ) -> None:
+        """Record all batches in microbatches and add each to the accumulators.
+
+        Args:
+            batches: The training data.
+            pass_index: 0 or 1.
+            add: Adds one microbatch.
+            count: Number of examples, in place.
+            matches: Number of correct predictions and of labels [2], in place.
+        """
         recorder, settings, microbatches = self._recorder, self._settings, self.microbatches[pass_index]
         labels: LabelUse = "needed" if any(own.fisher == "empirical" for own in settings) else "optional"
 
-        def step(microbatch: Batch, chunk_size: int) -> int:
+        def step(microbatch: Batch, chunk_size: int) -> tuple[int, Tensor]:
             with recorder.attached():
                 recording = recorder.record(microbatch)
                 with recorder.computing():
@@ -230,17 +243,27 @@ class FitPasses:
                         for own in settings
                     ]
                     add(recording, vectors, chunk_size)
-            return microbatch.size
+                    return microbatch.size, _matches(logits, microbatch.labels)
 
         for batch in shard_batches(self._work.remaining_batches(batches)):
             checked = replace(check_batch(batch, recorder.num_classes, labels), shared=recorder.shared)
-            for size in microbatches.run(checked, self.cotangents, step):
+            for size, found in microbatches.run(checked, self.cotangents, step):
                 count += size
+                if matches is not None:
+                    matches += found.to(matches.device)
 
 
-def _counter(recorder: Recorder) -> Tensor:
+def _counter(recorder: Recorder, *shape: int) -> Tensor:
     with recorder.computing():
-        return torch.zeros((), dtype=torch.int64, device=recorder.device)
+        return torch.zeros(shape, dtype=torch.int64, device=recorder.device)
+
+
+def _matches(logits: Tensor, labels: Tensor | None) -> Tensor:
+    """Number of correct predictions and number of labels, [2]."""
+    if labels is None:
+        return torch.zeros(2, dtype=torch.int64, device=logits.device)
+    correct = (logits.argmax(1) == labels.to(logits.device)).sum()
+    return torch.stack([correct, torch.full_like(correct, len(labels))])
 
 
 def _warn_of_untouched_norms(model: nn.Module) -> None:
@@ -249,6 +272,28 @@ def _warn_of_untouched_norms(model: nn.Module) -> None:
             f"The running statistics of {listed(names)} are those of a new layer, mean 0 and variance 1: the model "
             "was never run in train mode, or its buffers were not loaded. Load the whole state dict, or run training "
             "data through the model in train mode first.",
+            IfcompWarning,
+            stacklevel=6,
+        )
+
+
+def least_accuracy(num_classes: int) -> float:
+    """Training accuracy below which the model or its inputs are probably wrong.
+
+    Twice chance. For fewer than five classes it is a quarter of the way from chance to 1: twice chance would be
+    100 % of two classes.
+    """
+    chance = 1 / num_classes
+    return chance + min(chance, (1 - chance) / 4)
+
+
+def _warn_of_low_accuracy(factors: Factors) -> None:
+    accuracy, least = factors.training_accuracy, least_accuracy(factors.num_classes)
+    if accuracy is not None and accuracy < least and process_info().rank == 0:
+        warnings.warn(
+            f"The training accuracy is {accuracy:.1%}; chance is {1 / factors.num_classes:.1%}. Wrong preprocessing, "
+            "or no weights? Every result depends on it. Give the inputs the preprocessing of the training "
+            "(normalisation, size, order of channels), load the trained weights, and check the order of the classes.",
             IfcompWarning,
             stacklevel=6,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import os
@@ -9,10 +10,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ifcomp._version import __version__
@@ -29,12 +33,12 @@ from ifcomp.curvature.factors import (
 from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import (
-    check_audit_order,
     check_label_form,
     check_labelled,
     check_labels,
     check_not_shuffled,
     check_reiterable,
+    check_same_order,
     warn_if_shuffled,
 )
 from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
@@ -86,6 +90,10 @@ from ifcomp.scoring import (
 )
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
+
+if TYPE_CHECKING:
+    from ifcomp.report import ReliabilityPair, ShowExamples
 
 #: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -98,13 +106,17 @@ class IFComp:
     the model's device if the model is in float64, otherwise on the CPU, because a device may lack float64.
 
     Example:
-        >>> ifc = IFComp(model).fit(train_loader)
-        >>> ifc.calibrate(held_out_loader)            # temperature and alpha of predictions
-        >>> ifc.predict_proba(x)                      # calibrated distribution, [B, K]
-        >>> ifc.predict_set(x, coverage=0.95)         # prediction sets, [B, K] booleans
-        >>> ifc.stochastic_complexity(x, y)           # suspicion of labels, [B], nats
-        >>> ifc.parametric_complexity(x)              # unfamiliarity of inputs, [B], nats
-        >>> ifc.bounded_complexity(x)                 # the same between 0 and log K, for OOD detection
+        The examples of all methods use a small classifier of digits, its 400 training examples (``train``, two of which
+        have wrong labels) and 400 held-out examples (``held_out``).
+
+        >>> ifc = IFComp(model).fit(train)
+        >>> print(ifc)
+        IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
+        >>> x, y = held_out
+        >>> ifc.stochastic_complexity(x, y).shape     # suspicion of labels in nats
+        torch.Size([400])
+        >>> ifc.parametric_complexity(x).shape        # unfamiliarity of inputs in nats
+        torch.Size([400])
     """
 
     def __init__(
@@ -168,13 +180,45 @@ class IFComp:
     @property
     def coverage(self) -> Coverage:
         """The treatment of each parameter. After `fit` it includes the health of every layer (`FittedCoverage`)."""
-        if self._recorder is not None:
-            coverage = self._recorder.inventory.coverage
-        elif self.factors is not None:
-            coverage = self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
-        else:
-            coverage = self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
+        coverage = self._treatment
         return coverage if self.factors is None else with_health(coverage, self.factors, self.damping)
+
+    @property
+    def _treatment(self) -> Coverage:
+        if self._recorder is not None:
+            return self._recorder.inventory.coverage
+        if self.factors is not None:
+            return self._inventory.demote_to(self.factors.blocks).keep(self.factors.blocks).coverage
+        return self._inventory.keep(self._inventory.select(self._selection.layers)).coverage
+
+    @property
+    def training_accuracy(self) -> float | None:
+        """Accuracy of the model on the data of the fit, also after `load`; None before `fit` and without labels."""
+        return None if self.factors is None else self.factors.training_accuracy
+
+    def __repr__(self) -> str:
+        factors = self.factors
+        state = "not fitted"
+        if factors is not None:
+            state = f"fitted on {factors.count:,} examples, {factors.num_classes} classes"
+        return f"IFComp({type(self.model).__name__}, {state}, {self._treatment.percent} covered, beta {self.beta:g})"
+
+    def _repr_html_(self) -> str:
+        lines = [repr(self)]
+        if self.training_accuracy is not None:
+            lines.append(f"training accuracy {self.training_accuracy:.1%}")
+        lines += [] if self._calibration is None else [repr(self._calibration)]
+        return "".join(f"<p>{html.escape(line)}</p>" for line in lines) + self.coverage._repr_html_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for `pickle` and `copy.deepcopy`: the model, settings and results, not the recorder of its layers."""
+        return {**self.__dict__, "_inventory": None, "_recorder": None, "_evaluated": None, "_checksums": []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore the state and inspect the layers. The first result after it compares weights and fingerprint."""
+        self.__dict__.update(state)
+        with exclusive(self.model):
+            self._inventory = take_inventory(self.model, self._selection)
 
     def fit(
         self,
@@ -199,6 +243,13 @@ class IFComp:
         Raises:
             MemoryLimitError: If the limit is too small. The message names the required size and the largest layers.
             CheckpointError: If the checkpoint belongs to other work. The message names the differences.
+
+        Example:
+            >>> ifc = IFComp(model).fit(train)
+            >>> ifc.training_accuracy > 0.9
+            True
+            >>> ifc.coverage
+            FittedCoverage(2,410 of 2,410 parameters covered, 100 %, 2 of 2 layers healthy)
         """
         fit_together([self], data, max_memory=max_memory, checkpoint=checkpoint, progress=progress)
         return self
@@ -238,6 +289,13 @@ class IFComp:
 
         Raises:
             SettingError: If ``alpha`` is None and the calibration has another damping or form.
+
+        Example:
+            >>> probability = ifc.predict_proba(x)
+            >>> bool((probability.argmax(1) == model(x).argmax(1)).all())
+            True
+            >>> bool((probability.amax(1) < model(x).softmax(1).amax(1)).all())  # less confident than the softmax
+            True
         """
         if alpha is not None:
             check_number("alpha", alpha)
@@ -271,13 +329,19 @@ class IFComp:
         Raises:
             DataError: If there are too few examples, or the data differs between the two passes.
             LabelError: If labels are missing or outside 0 ... K-1.
+
+        Example:
+            >>> calibration = ifc.calibrate(held_out)
+            >>> calibration.frame["form"].tolist()  # one row of cross-validated figures each
+            ['softmax', 'temperature', 'calibrated']
+            >>> ifc.calibration is calibration
+            True
         """
         from ifcomp.calibrating import calibrate, first_held_out  # imports scipy, which is slow
 
         parts = [self._data(data) for data in (held_out, shifted) if data is not None]
-        factors, first = self._fitted, first_held_out(parts)
+        settings, first = {**self._calibration_identity, "version": __version__}, first_held_out(parts)
         evaluation = self._evaluation(first, None)
-        settings = {**self._fit_identity(factors), "damping": repr(self.damping), "version": __version__}
         seed = self.settings.seed
         self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
         return self._calibration
@@ -293,7 +357,7 @@ class IFComp:
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
         if calibration is not None:
-            calibration.check_fit({**self._fit_identity(self._fitted), "damping": repr(self.damping)})
+            calibration.check_fit(self._calibration_identity)
         self._calibration = calibration
 
     def predict_set(self, x: Any, coverage: float = 0.95) -> Tensor:
@@ -310,6 +374,12 @@ class IFComp:
 
         Raises:
             NotCalibratedError: Before `calibrate`.
+
+        Example:
+            >>> calibration = ifc.calibrate(held_out)
+            >>> sets = ifc.predict_set(x, coverage=0.9)
+            >>> sets.shape, bool(sets.any(1).all())
+            (torch.Size([400, 10]), True)
         """
         if self._fitted is not None and self._calibration is None:
             raise NotCalibratedError("Prediction sets need held-out data: call calibrate(held_out) first.")
@@ -420,6 +490,11 @@ class IFComp:
         Raises:
             MemoryLimitError: If ``max_memory`` is too small. The message names the required size.
             CheckpointError: If the checkpoint belongs to other work. The message names the differences.
+
+        Example:
+            >>> table = ifc.score(train)
+            >>> len(table), sorted(table.frame["label_complexity"].nlargest(2).index)  # the wrong labels
+            (400, [0, 1])
         """
         options, limit = ScoreOptions(seen, alpha, linearized, probes, capped), as_bytes(max_memory)
         data = self._data(data)
@@ -448,6 +523,7 @@ class IFComp:
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         settings = {
             **asdict(options),
+            "model": short_digest(self._fingerprint),
             "beta": self.beta,
             "damping": repr(evaluation.damping),
             "training_examples": evaluation.factors.count,
@@ -489,25 +565,31 @@ class IFComp:
             DataError: If the data is shuffled, or differs between the two passes.
 
         Example:
-            >>> audit = IFComp(model).audit(train_loader)
-            >>> print(audit.headline)
-            >>> audit.suspects.head()
+            >>> audit = IFComp(model).audit(train)
+            >>> sorted(audit.suspects["index"].head(2))  # the wrong labels
+            [0, 1]
         """
         if reference is not None and reference is data:
             raise SettingError(
                 "The reference is the audited data itself, so no example would be left out. Leave reference= out."
             )
         limit, data = as_bytes(max_memory), self._data(data)
-        first, base = _first_of_audit(data, "data"), None
+        first, base = _first_labelled(data, "An audit", "data"), None
         if reference is not None:
             base = self._data(reference)
-            _first_of_audit(base, "reference")
+            _first_labelled(base, "An audit", "reference")
         with exclusive(self.model), all_trainable(self.model):
             inventory = take_inventory(self.model, Selection(skip_uncovered=True))
             reader = FeatureReader(verified_recorder(self.model, inventory, first), first, limit)
             trusted = None if base is None else base.batches
             evidence = collect_evidence(reader, data.batches, trusted, seed=self.settings.seed, progress=progress)
-        settings = {"seed": self.settings.seed, "has_reference": base is not None, "version": __version__}
+            digest = short_digest(fingerprint(self.model))
+        settings = {
+            "model": digest,
+            "seed": self.settings.seed,
+            "has_reference": base is not None,
+            "version": __version__,
+        }
         audit = audit_evidence(evidence, settings, seed=self.settings.seed)
         if self.factors is not None:
             probes = min(2, self.factors.num_classes)
@@ -559,6 +641,13 @@ class IFComp:
             positions: Position of each query in the training data, to leave it out.
             damping: Overrides the damping of the predictor.
             progress: Show a progress bar; None shows it on terminals.
+
+        Example:
+            >>> explanation = ifc.explain(x[:1], y[:1], train, k=3)
+            >>> explanation
+            Explanation(3 supporting and 3 contradicting training examples of 1 query)
+            >>> int(explanation.frame["label"][0]) == int(y[0])  # the strongest support has the same label
+            True
         """
         batch = self._batch(x, y)
         check_labels(batch, self._fitted.num_classes)
@@ -567,8 +656,116 @@ class IFComp:
         check_repeatable(train, in_order=False)
         return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
 
+    def prune(
+        self,
+        train: Any,
+        drop: float = 0.3,
+        *,
+        balanced: bool = False,
+        max_memory: int | str | None = None,
+        progress: bool | None = None,
+    ) -> NDArray[np.int64]:
+        """Positions of the training examples to keep, [n - floor(drop n)], sorted.
+
+        The examples of lowest stochastic complexity in nats are dropped first. Wrong labels have a large complexity and
+        are kept: audit the labels first. Cost: that of `score`.
+
+        Args:
+            train: Labelled training data as for `fit`, in the same order on every pass.
+            drop: Share of the examples to drop, in [0, 1).
+            balanced: Drop this share of every class; every class keeps at least one example.
+            max_memory: As for `fit`.
+            progress: Show a progress bar; None shows it on terminals.
+
+        Example:
+            >>> keep = ifc.prune(train, drop=0.3)
+            >>> len(keep), sorted({0, 1} & set(keep.tolist()))  # the wrong labels are kept
+            (280, [0, 1])
+        """
+        check_fractions([drop])
+        data = self._data(train)
+        _first_labelled(data, "Pruning", "training data")
+        table = self.score(data, damping=PRUNING_DAMPING, max_memory=max_memory, progress=progress)
+        return keep_lists(table, [drop], balanced=balanced)[drop]
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        audit: LabelAudit | None = None,
+        ood: Any = None,
+        calibration: Calibration | ReliabilityPair | None = None,
+        title: str | None = None,
+        previews: ShowExamples | None = None,
+        reference_previews: ShowExamples | None = None,
+        class_names: Sequence[str] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write results to one self-contained HTML file, atomically, and return its path.
+
+        Args:
+            path: File to write; its name ends in ``.html``.
+            audit: Result of `audit`, with neighbours and influential examples of its suspects.
+            ood: A table of new inputs with scores in nats, larger = more surprising.
+            calibration: Result of `calibrate`, or reliability curves of other data.
+            title: Heading of the page.
+            previews: Function from positions in the audited data to one `ifcomp.report.Preview` each. None shows the
+                file names or texts of the audit.
+            reference_previews: The same for the reference of the audit.
+            class_names: Names of the classes 0 ... K-1. None uses those of the audit.
+            provenance: Origin of the results. None stands for versions, model and seed.
+
+        Raises:
+            SettingError: If a result belongs to another model or fit, or there is nothing to report.
+            StorageError: If the file cannot be written.
+
+        Example:
+            >>> audit, calibration = ifc.audit(train), ifc.calibrate(held_out)
+            >>> ifc.report("report.html", audit=audit, calibration=calibration).name
+            'report.html'
+        """
+        from ifcomp.report import audit_parts, build_report, class_names_of, complexity_of, current_provenance
+        from ifcomp.report import reliability_of as reliability
+
+        if Path(path).suffix != ".html":
+            raise SettingError(f"The name of '{os.fspath(path)}' must end in .html.")
+        for result in (audit, ood):
+            self._check_model(result)
+        if isinstance(calibration, Calibration):
+            calibration.check_fit(self._calibration_identity)
+        model = type(self.model).__name__
+        parts = {}
+        if audit is not None:
+            parts = audit_parts(audit, previews, reference_previews)
+            class_names = class_names or class_names_of(audit)
+        return build_report(
+            path,
+            title=title or f"Report of {model}",
+            **parts,
+            calibration=None if calibration is None else reliability(calibration),
+            complexity=None if ood is None else complexity_of(ood),
+            class_names=class_names,
+            provenance=provenance or current_provenance(model=model, seed=self.settings.seed),
+            coverage=None if self.factors is None else self.coverage,
+        )
+
+    def _check_model(self, result: Any) -> None:
+        """Raise SettingError if a result was made with another model."""
+        expected, made_with = short_digest(fingerprint(self.model)), getattr(result, "settings", {}).get("model")
+        if made_with not in (None, expected):
+            raise SettingError(
+                f"The {type(result).__name__} was made with another model or other weights ({made_with}, not "
+                f"{expected}). Make it again with this predictor."
+            )
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write factors, settings and `calibration` to one safetensors file, atomically."""
+        """Write factors, settings and `calibration` to one safetensors file, atomically.
+
+        Example:
+            >>> ifc.save("run.ifcomp")
+            >>> IFComp.load("run.ifcomp", model)
+            IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
+        """
         relative = isinstance(self.damping, Relative)
         options = {
             "selection": asdict(self._selection),
@@ -588,6 +785,12 @@ class IFComp:
         Raises:
             StorageError: If the file cannot be read.
             FingerprintError: If it belongs to another model. The message names the differences.
+
+        Example:
+            >>> ifc.save("run.ifcomp")
+            >>> loaded = IFComp.load("run.ifcomp", model)
+            >>> bool((loaded.predict_proba(x) == ifc.predict_proba(x)).all())
+            True
         """
         stored, model = factor_files.load(path), unwrapped(model)
         check_fingerprint(stored.fingerprint, model, f"The factors in '{path}'")
@@ -614,7 +817,8 @@ class IFComp:
                 loaded.calibration = Calibration.from_json(stored.results["calibration"])
             except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise StorageError(
-                    f"Cannot read the calibration in '{path}': it is damaged ({error}). Fit and calibrate again."
+                    f"Cannot read the calibration in '{path}': it is damaged or of another version ({error}). Fit and "
+                    "calibrate again."
                 ) from error
         return loaded
 
@@ -662,13 +866,16 @@ class IFComp:
     def _request(self) -> DataRequest:
         return DataRequest(self.model, self.collate_fn, self._columns)
 
-    def _fit_identity(self, factors: Factors) -> dict[str, Any]:
-        """Settings that identify model and fit, as plain JSON."""
+    @property
+    def _calibration_identity(self) -> dict[str, Any]:
+        """Settings of model and fit on which a calibration depends, as plain JSON."""
+        factors = self._fitted
         return {
             "beta": self.beta,
             "model": short_digest(self._fingerprint),
             "fit": factors.digest(),
             "training_examples": factors.count,
+            "damping": repr(self.damping),
         }
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
@@ -767,13 +974,13 @@ def fit_together(
             predictor._calibration = None
 
 
-def _first_of_audit(data: Data, name: str) -> Batch:
-    """Check the data or reference of an audit and return its first batch."""
-    check_audit_order(data.batches)
+def _first_labelled(data: Data, reader: str, name: str) -> Batch:
+    """Check labelled data that is read twice in the same order, and return its first batch."""
+    check_same_order(data.batches, reader)
     check_repeatable(data, in_order=True)
     first = next(as_batches(data.batches), None)
     if first is None:
-        raise EmptyDataError(f"audit needs at least one example, but the {name} is empty.")
+        raise EmptyDataError(f"{reader} needs at least one example, but the {name} is empty.")
     check_labelled(first)
     return first
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas.api.types import is_numeric_dtype
 
 from ifcomp.errors import DataError
-from ifcomp.io.files import atomic_write
-from ifcomp.optional import requires_package
+from ifcomp.tables import TableResult, write_parquet
 
-#: Start of a text that spreadsheets run as a formula, also in full-width characters. Plain numbers are exempt.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Meaning of each column. Larger is always more surprising, more suspicious; codelengths are in nats.
 DESCRIPTIONS: dict[str, str] = {
@@ -46,8 +41,8 @@ DESCRIPTIONS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ScoreTable:
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreTable(TableResult):
     """Scores of a data set.
 
     Attributes:
@@ -86,50 +81,30 @@ class ScoreTable:
         """
         write_parquet(path, self.frame, self.descriptions, self.settings)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows to a CSV file, atomically."""
-        write_csv(path, self.frame)
+    def plot(self) -> Figure:
+        """Draw the distribution of complexity over the examples: stochastic with labels, else parametric."""
+        from matplotlib.figure import Figure
+
+        values = self.column(self._main_column)
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        axis = figure.subplots()
+        axis.hist(values[np.isfinite(values)], bins=50)
+        axis.set_xlabel(f"{self._main_column.replace('_', ' ')}, nats; larger = more surprising")
+        axis.set_ylabel("examples")
+        return figure
+
+    @property
+    def answer(self) -> str:
+        """Number of examples and quantiles of their complexity."""
+        values = self.column(self._main_column)
+        median, high = np.quantile(values, [0.5, 0.95]) if len(self) else (np.nan, np.nan)
+        name = self._main_column.replace("_", " ")
+        return f"{len(self):,} examples, {name} {median:.3g} nats in the median, {high:.3g} at 95 %"
+
+    @property
+    def _main_column(self) -> str:
+        return "stochastic_complexity" if "stochastic_complexity" in self.frame.columns else "parametric_complexity"
 
     def __str__(self) -> str:
         legend = f"[{len(self)} examples; larger = more surprising; codelengths in nats]"
         return f"{self.frame.to_string(max_rows=12)}\n{legend}"
-
-
-def write_parquet(
-    path: str | os.PathLike[str], frame: pd.DataFrame, descriptions: Mapping[str, str], settings: Mapping[str, Any]
-) -> None:
-    """Write a frame to a Parquet file, atomically.
-
-    Args:
-        path: The file.
-        frame: The table.
-        descriptions: Description of every column, stored in the metadata of its field.
-        settings: Stored as JSON under ``ifcomp`` in the metadata of the file.
-
-    Raises:
-        MissingPackageError: If pyarrow is not installed.
-    """
-    with requires_package("pyarrow", "parquet"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    fields = [field.with_metadata({"description": descriptions[field.name]}) for field in table.schema]
-    metadata = {**(table.schema.metadata or {}), b"ifcomp": json.dumps(dict(settings)).encode()}
-    with atomic_write(path) as scratch:
-        pq.write_table(table.cast(pa.schema(fields, metadata)), scratch)
-
-
-def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
-    """Write a frame to a CSV file, atomically.
-
-    Texts that start like a formula get a leading apostrophe, so that spreadsheets do not run them.
-    """
-    texts = {name: frame[name].map(_escape_formula) for name in frame.columns if not is_numeric_dtype(frame[name])}
-    with atomic_write(path) as scratch:
-        frame.assign(**texts).to_csv(scratch, index=False)
-
-
-def _escape_formula(value: Any) -> Any:
-    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
-    return f"'{value}" if is_formula else value

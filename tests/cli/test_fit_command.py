@@ -54,6 +54,24 @@ def test_text(project: Project) -> None:
     assert "not covered" in run_text(*project.fit_arguments(), "--layers", "last")
 
 
+def test_training_accuracy(project: Project) -> None:
+    x, y = project.arrays("train")
+    accuracy = float((project.network()(x).argmax(1) == y).double().mean())
+    assert accuracy > 0.5
+    assert run_json(*project.fit_arguments())["training_accuracy"] == accuracy
+    assert f"Training accuracy: {accuracy:.1%}" in run_text(*project.fit_arguments())
+
+
+@pytest.mark.filterwarnings("default:The training accuracy is")
+def test_a_model_without_weights_is_noticed(project: Project) -> None:
+    result = ifcomp("fit", project.model, "npz:train.npz", "--json")
+    content = json.loads(result.stdout)
+    assert content["training_accuracy"] < 0.2
+    assert (content["exit_code"], result.exit_code) == (3, 3)
+    assert "Wrong preprocessing, or no weights?" in result.stderr
+    assert Path("run.ifcomp").exists()
+
+
 def test_settings(project: Project) -> None:
     options = ["--beta", "0.5", "--fisher", "sampled", "--label-samples", "3", "--seed", "7", "--damping", "1e-3"]
     content = run_json(*project.fit_arguments(), *options, "--layers", "3", "--sua", "no")
@@ -79,7 +97,7 @@ def test_fisher_option(option: str, num_classes: int, expected: str) -> None:
 
 
 def test_json_and_warnings_use_different_streams(project: Project) -> None:
-    assert run_json("fit", f"{project.module}:wide", "npz:valid.npz")["fisher"] == "sampled"
+    assert run_json("fit", f"{project.module}:wide", "npz:valid.npz", code=3)["fisher"] == "sampled"
     result = ifcomp(*project.fit_arguments(), "--fisher", "sampled", "--json")
     json.loads(result.stdout)
     assert ".py:" not in result.stderr

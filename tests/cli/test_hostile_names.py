@@ -14,7 +14,7 @@ from PIL import Image
 from project import Project, ifcomp
 
 from ifcomp.cli.output import escape_control, paragraph, table
-from ifcomp.scores import write_csv
+from ifcomp.tables import write_csv
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", " =1", "\uff1d1", "\n=1")
 PLAIN = ("plain", "-5", "3.5", "a=b", "", '"quoted", with a comma')

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
+from sklearn.datasets import load_digits
 
 from distributed import worker
 from ifcomp import Checkpoint, distributed
@@ -37,7 +39,6 @@ import torch
 from torch import nn
 
 def build():
-    torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
 """
 
@@ -58,6 +59,17 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 def torchrun(processes: int, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess:
     launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
     return run(*launch, *arguments, folder=folder)
+
+
+def trained_weights() -> dict[str, torch.Tensor]:
+    """Weights of the module's network: random features, and a last layer by least squares."""
+    digits = load_digits()
+    hidden = torch.nn.Linear(64, 8)
+    features = hidden(torch.tensor(digits.data / 16).float()).tanh().detach()
+    labels = torch.nn.functional.one_hot(torch.tensor(digits.target), 10).float()
+    weight = 8 * torch.linalg.lstsq(features, labels).solution.T
+    parts = {"1.weight": hidden.weight, "1.bias": hidden.bias, "3.weight": weight, "3.bias": torch.zeros(10)}
+    return {name: value.detach().contiguous() for name, value in parts.items()}
 
 
 def assert_equals_one_process(arrays: dict[str, np.ndarray]) -> None:
@@ -120,22 +132,29 @@ def test_slow_processes_are_awaited_and_dead_ones_resumed_to_the_same_bits(tmp_p
 
 def test_the_command_line_gives_the_same_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODULE)
-    frames = []
+    save_file(trained_weights(), tmp_path / "net.safetensors")
+    command, frames = ("ifcomp", "fit", "net:build", "digits", "--weights", "net.safetensors", "--json"), []
+    accuracies: set[float] = set()
     for launch in (lambda *command: run("-m", *command, folder=tmp_path), partial(torchrun, 2, "-m", folder=tmp_path)):
-        fitted = launch("ifcomp", "fit", "net:build", "digits", "--out", "run.ifcomp", "--json")
+        fitted = launch(*command)
         assert fitted.returncode == 0, fitted.stderr
-        assert json.loads(fitted.stdout)["examples"] == 1797  # printed by one process only
+        content = json.loads(fitted.stdout)  # printed by one process only
+        assert content["examples"] == 1797
+        accuracies.add(content["training_accuracy"])
         scored = launch("ifcomp", "score", "run.ifcomp", "--out", "scores.parquet")
         assert scored.returncode == 0, scored.stderr
         frames.append(pd.read_parquet(tmp_path / "scores.parquet"))
         assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
             "net.py",
+            "net.safetensors",
             "run.ifcomp",
             "scores.parquet",
         ]
         (tmp_path / "run.ifcomp").unlink()
         (tmp_path / "scores.parquet").unlink()
     pd.testing.assert_frame_equal(*frames, rtol=1e-4)
+    assert len(accuracies) == 1
+    assert 0.5 < accuracies.pop() < 1
 
 
 # Simulated processes ------------------------------------------------------------------------------------------------

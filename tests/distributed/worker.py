@@ -36,7 +36,8 @@ def results(batches: list[tuple[Tensor, Tensor]], checkpoint: Checkpoint | None 
     frame = ifc.score(batches, damping=1e-3).frame
     moments = {f"moments {name}": block.second_moments.numpy() for name, block in ifc.factors.blocks.items()}
     columns = {f"column {name}": frame[name].to_numpy() for name in frame}
-    return moments | columns | {"count": np.array(ifc.factors.count)}
+    numbers = {"count": np.array(ifc.factors.count), "training accuracy": np.array(ifc.training_accuracy)}
+    return moments | columns | numbers
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 import pandas as pd
 from faults.test_races import fitted
-from ifcomp.scores import write_parquet
+from ifcomp.tables import write_parquet
 
 fits = [fitted(0.5), fitted(2.0)]
 frames = [pd.DataFrame({"index": range(20_000), "value": number}) for number in (0, 1)]

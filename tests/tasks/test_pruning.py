@@ -79,5 +79,5 @@ def test_unusable_tables_and_fractions_are_refused() -> None:
     with pytest.raises(DataError, match="NaN"):
         keep_lists(table_of([1.0, math.nan], [0, 1]), [0.5])
     for fraction in (1.0, -0.1, math.nan):
-        with pytest.raises(SettingError, match="fractions"):
+        with pytest.raises(SettingError, match="fraction to drop"):
             keep_lists(table_of(COMPLEXITY, [0] * 5), [0.5, fraction])

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.output import Outcome, check_target, paragraph, table
+from ifcomp.cli.output import GATE, Outcome, check_target, paragraph, table
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
@@ -48,7 +48,8 @@ def fit(
 ) -> Outcome:
     """Fit the curvature of a trained model in two passes over its training data.
 
-    The run contains the names of model, weights and data, so the other commands need only the run.
+    The run contains the names of model, weights and data, so the other commands need only the run. The exit code is 3
+    if the training accuracy is near chance: wrong preprocessing, or no weights.
     """
     from ifcomp import IFComp
     from ifcomp.cli.model import load_checked_model
@@ -99,7 +100,16 @@ def fit(
             options.command_line("ood", out, "DATA", **on_device): "find inputs unlike the training data",
             options.command_line("calibrate", out, "DATA", **on_device): "calibrate the predictions",
         },
+        GATE if _is_inaccurate(ifc) else 0,
     )
+
+
+def _is_inaccurate(ifc: IFComp) -> bool:
+    """Whether the training accuracy indicates wrong preprocessing or missing weights."""
+    from ifcomp.fitting import least_accuracy
+
+    assert ifc.factors is not None
+    return ifc.training_accuracy is not None and ifc.training_accuracy < least_accuracy(ifc.factors.num_classes)
 
 
 def _fitted_coverage(ifc: IFComp) -> FittedCoverage:
@@ -119,6 +129,7 @@ def _facts(ifc: IFComp, record: Record, seconds: float) -> dict[str, Any]:
         "examples": record.examples,
         "classes": ifc.factors.num_classes,
         "class_names": record.class_names,
+        "training_accuracy": ifc.training_accuracy,
         **asdict(ifc.settings),
         "damping": options.format_damping(ifc.damping),
         "parameters": coverage.total,
@@ -138,6 +149,8 @@ def _shown(ifc: IFComp, record: Record, seconds: float) -> list[RenderableType]:
         f"{ifc.settings.fisher} Fisher at beta {ifc.settings.beta:g}, {seconds:.1f} s. "
         f"Covered: {coverage.covered:,} of {coverage.total:,} parameters ({100 * coverage.fraction:.1f} %)."
     )
+    if ifc.training_accuracy is not None:
+        summary += f" Training accuracy: {ifc.training_accuracy:.1%}."
     if record.weights is None:
         summary += " No --weights were given: the model has the weights that its factory set."
     shown: list[RenderableType] = [paragraph(summary)]

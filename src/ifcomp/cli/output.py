@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from ifcomp.data.sources import Source
 
-#: Exit code of a command whose gate was exceeded, such as ``--max-suspects``.
+#: Exit code of a command whose gate was exceeded, such as ``--max-suspects``, and of a fit with an accuracy near
+#: chance.
 GATE = 3
 
 #: Exit code of a self-test with a wrong result.
@@ -49,7 +50,7 @@ class Outcome:
         shown: Text and tables for the terminal.
         written: Description of each file that was written, by path.
         next_steps: Description of each command to run next.
-        exit_code: 0, `GATE` if a gate was exceeded, `FAILED` if a self-test failed.
+        exit_code: 0, `GATE` if a gate was exceeded or a fit is near chance, `FAILED` if a self-test failed.
     """
 
     facts: Mapping[str, Any]
@@ -192,7 +193,7 @@ def write_table(
         settings: Settings that the table was computed with, stored in Parquet files.
         source: The data that the rows belong to.
     """
-    from ifcomp.scores import write_csv, write_parquet
+    from ifcomp.tables import write_csv, write_parquet
 
     if source.names is not None and "name" not in frame.columns:
         names = [source.names[index] for index in frame["index"]]

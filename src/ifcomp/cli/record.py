@@ -98,8 +98,9 @@ def read_record(run: str) -> Record | None:
         if len(text) > MAX_TEXT_BYTES:
             raise ValueError("it is too large")
         content = parse_json(text)
-        if content.pop("schema") != SCHEMA:
-            raise ValueError("another version of ifcomp wrote it")
+        schema = content.pop("schema")
+        if schema != SCHEMA:
+            raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
         record = Record(**content)
         _check_types(record)
         return record

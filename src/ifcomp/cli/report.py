@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,17 +15,10 @@ if TYPE_CHECKING:
     from ifcomp.cli.cache import Cache
     from ifcomp.cli.run import Run
     from ifcomp.data.sources import Source
-    from ifcomp.report import ComplexityGroups, LayerNeighbours, ReliabilityPair, TrainingExample
+    from ifcomp.report import ComplexityGroups, ReliabilityPair
     from ifcomp.tasks.audit import LabelAudit
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"
-
-#: Largest number of suspicious examples with a preview.
-MAX_PREVIEWS = 200
-
-#: Largest number of layers in which a suspect has neighbours, and of neighbours per layer.
-MAX_LAYERS = 3
-MAX_NEIGHBOURS = 4
 
 
 def report(
@@ -65,7 +58,7 @@ def report(
     cache = open_cache(run, ifc)
     audit = cache.audit(source, None, lambda: ifc.audit(source.batches()))
     if held_out_source is not None or ood_sources:
-        parts["complexity"] = _complexity(ifc, cache, held_out_source or source, ood_sources)
+        parts["ood"] = _complexity(ifc, cache, held_out_source or source, ood_sources)
     write_report(out, run, ifc, source, audit, title=title, **parts)
     facts = {"headline": audit.headline, "examples": len(audit.frame), "suspects": len(audit.suspects)}
     return Outcome(
@@ -100,9 +93,6 @@ def _complexity(
     return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)
 
 
-# The page of an audit ------------------------------------------------------------------------------------------------
-
-
 def write_report(
     path: str,
     run: Run,
@@ -112,8 +102,7 @@ def write_report(
     *,
     reference: Source | None = None,
     title: str | None = None,
-    calibration: ReliabilityPair | None = None,
-    complexity: ComplexityGroups | None = None,
+    **parts: Any,
 ) -> None:
     """Write the report of an audit.
 
@@ -127,79 +116,24 @@ def write_report(
         audit: Audit of this data.
         reference: Data on which the predictors of the audit were fitted; None stands for the audited data.
         title: Heading of the page.
-        calibration: Reliability curves, as in `build_report`.
-        complexity: Complexity of in-distribution and OOD inputs, as in `build_report`.
+        **parts: ``calibration`` and ``ood`` of `IFComp.report`.
     """
-    from ifcomp.report import build_report, current_provenance
-    from ifcomp.tasks.audit import MAX_EXPLAINED
+    from dataclasses import replace
 
-    previewed = audit.ranked["index"].head(MAX_PREVIEWS).tolist()
-    suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
+    from ifcomp.report import current_provenance
+
+    if not run.is_training_data(source.spec):
+        audit = replace(audit, influential=None)
     named = {} if run.path is None else {"run": run.path}
-    build_report(
+    ifc.report(
         path,
         title=title or f"Labels of {source.spec}",
         audit=audit,
-        calibration=calibration,
-        complexity=complexity,
-        explanations=influential_examples(audit, source) if run.is_training_data(source.spec) else None,
-        neighbours=find_neighbours(audit, suspects, reference or source),
-        previews=dict(zip(previewed, source.preview(previewed), strict=True)),
+        previews=source.preview,
+        reference_previews=None if reference is None else reference.preview,
         class_names=run.class_names(source),
         provenance=current_provenance(
             **named, model=run.model, weights=run.weights, data=source.spec, seed=ifc.settings.seed
         ),
-        coverage=None if ifc.factors is None else ifc.coverage,
-        max_previews=MAX_PREVIEWS,
+        **parts,
     )
-
-
-def find_neighbours(
-    audit: LabelAudit, suspects: Sequence[int], reference: Source
-) -> dict[int, tuple[LayerNeighbours, ...]]:
-    """Return the nearest examples of each suspect in the layers of largest weight.
-
-    Args:
-        audit: The audit.
-        suspects: Positions in the audited data.
-        reference: Data that the neighbours belong to.
-    """
-    from ifcomp.report import LayerNeighbours, Neighbour
-
-    tables = {suspect: audit.neighbours(suspect).head(MAX_LAYERS) for suspect in suspects}
-    shown = {index for rows in tables.values() for near in rows["neighbours"] for index in near[:MAX_NEIGHBOURS]}
-    previews = dict(zip(sorted(shown), reference.preview(sorted(shown)), strict=True))
-
-    def examples(indices: Sequence[int], labels: Sequence[int]) -> tuple[Neighbour, ...]:
-        pairs = list(zip(indices, labels, strict=True))[:MAX_NEIGHBOURS]
-        return tuple(Neighbour(index, label, previews[index]) for index, label in pairs)
-
-    return {
-        suspect: tuple(
-            LayerNeighbours(row["layer"], row["weight"], examples(row["neighbours"], row["neighbour_labels"]))
-            for row in rows.to_dict("records")
-        )
-        for suspect, rows in tables.items()
-    }
-
-
-def influential_examples(audit: LabelAudit, training: Source) -> dict[int, tuple[TrainingExample, ...]]:
-    """Return the training examples that most support and most contradict the label of each suspect, strongest first.
-
-    Args:
-        audit: The audit.
-        training: The training data.
-    """
-    from ifcomp.report import TrainingExample
-
-    if audit.influential is None:
-        return {}
-    indices = sorted({int(index) for index in audit.influential["index"]})
-    previews = dict(zip(indices, training.preview(indices), strict=True))
-    return {
-        int(rows["suspect"].iloc[0]): tuple(
-            TrainingExample(row["index"], row["effect"], row["label"], previews[row["index"]])
-            for row in rows.to_dict("records")
-        )
-        for _, rows in audit.influential.groupby("suspect", sort=False)
-    }

@@ -105,12 +105,15 @@ class Factors:
         count: n, the number of training examples.
         num_classes: K.
         settings: How they were estimated.
+        training_accuracy: Share of the labelled training examples whose label is the model's prediction; None without
+            labels.
     """
 
     blocks: Mapping[str, BlockFactors]
     count: int
     num_classes: int
     settings: FitSettings
+    training_accuracy: float | None = None
 
     def to(self, device: torch.device) -> Factors:
         """The same factors on another device."""

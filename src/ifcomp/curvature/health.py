@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from ifcomp.curvature.factors import Damping, Factors, Relative, inverse_curvature
@@ -59,7 +61,7 @@ class LayerHealth:
         return _DESCRIPTIONS.get(self.verdict, "fine").format(factor=self.factor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FittedCoverage(Coverage):
     """Coverage with the health of each layer.
 
@@ -78,6 +80,27 @@ class FittedCoverage(Coverage):
     def unhealthy(self) -> tuple[LayerHealth, ...]:
         """Layers with a problem."""
         return tuple(layer for layer in self.health if layer.verdict != "fine")
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Rows of the coverage, with health and effective parameters of the covered layers."""
+        health = {layer.name: layer for layer in self.health}
+        known = [health.get(row.name) for row in self.rows]
+        return super().frame.assign(
+            health=[layer.verdict if layer else "" for layer in known],
+            effective=[layer.effective if layer else float("nan") for layer in known],
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Damping at which health is judged."""
+        return {"damping": repr(self.damping)}
+
+    @property
+    def answer(self) -> str:
+        """Covered share of the parameters and number of healthy layers."""
+        healthy = len(self.health) - len(self.unhealthy)
+        return f"{super().answer}, {healthy} of {len(self.health)} layers healthy"
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *self.health_lines()])

@@ -47,11 +47,6 @@ def check_not_shuffled(data: Any) -> None:
         )
 
 
-def check_audit_order(data: Any) -> None:
-    """Raise an error if the data of an audit is an iterator or a DataLoader that shuffles; see `check_same_order`."""
-    check_same_order(data, "An audit")
-
-
 def check_same_order(data: Any, reader: str) -> None:
     """Raise an error if data that is read twice is an iterator or a DataLoader that shuffles.
 

@@ -17,7 +17,7 @@ from ifcomp.errors import CheckpointError, StorageError
 from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import parse_json, read_safetensors
 
-SCHEMA = 3
+SCHEMA = 4
 _METADATA_KEY = "ifcomp-checkpoint"
 
 
@@ -96,9 +96,14 @@ def read_checkpoint(path: Path, key: Mapping[str, Any]) -> SavedState | None:
         mapped, metadata = read_safetensors(path)
         tensors = {name: value.clone() for name, value in mapped.items()}
         content = parse_json(metadata[_METADATA_KEY])
+        if content["schema"] != SCHEMA:
+            raise CheckpointError(
+                f"Cannot resume from '{path}': it has schema {content['schema']}, this version reads {SCHEMA}. Finish "
+                "with the library version that wrote it, or delete it to start again."
+            )
         saved_key = content["key"]
-        if content["schema"] != SCHEMA or content["stage"] not in saved_key["stages"]:
-            raise ValueError("another version of ifcomp wrote it")
+        if content["stage"] not in saved_key["stages"]:
+            raise ValueError(f"its stage is {content['stage']!r}")
         state = SavedState(
             content["stage"],
             content["position"],

@@ -69,6 +69,8 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         "options": dict(saved.options),
         "fingerprint": dict(saved.fingerprint),
     }
+    if saved.factors.training_accuracy is not None:
+        metadata["training_accuracy"] = saved.factors.training_accuracy
     if saved.results:
         metadata["results"] = dict(saved.results)
     with atomic_write(path) as scratch:
@@ -99,6 +101,7 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
             count,
             num_classes,
             FitSettings(**_typed(metadata, "settings", dict)),
+            _accuracy(metadata.get("training_accuracy")),
         )
         options, digests = (_typed(metadata, name, dict) for name in ("options", "fingerprint"))
         results = _typed({"results": {}, **metadata}, "results", dict)
@@ -141,6 +144,14 @@ def _positive_integer(metadata: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not 1 <= value < 2**63:
         raise ValueError(f"{name} is {value}")
     return value
+
+
+def _accuracy(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"training_accuracy is {value!r}")
+    return float(value)
 
 
 def _read_block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from ifcomp.tables import TableResult
 
 
 @dataclass(frozen=True)
@@ -16,8 +22,8 @@ class CoverageRow:
     covered: bool
 
 
-@dataclass(frozen=True)
-class Coverage:
+@dataclass(frozen=True, repr=False)
+class Coverage(TableResult):
     """Treatment of the parameters, per layer and in total. ``print`` shows a table."""
 
     rows: tuple[CoverageRow, ...]
@@ -37,6 +43,22 @@ class Coverage:
         """Covered parameters over all parameters."""
         return self.covered / self.total if self.total else 0.0
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per block, and per group of parameters outside of all blocks."""
+        names = list(CoverageRow.__dataclass_fields__)
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=names)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that the coverage depends on."""
+        return {}
+
+    @property
+    def answer(self) -> str:
+        """Covered share of the parameters."""
+        return f"{self.covered:,} of {self.total:,} parameters covered, {self.percent}"
+
     def __str__(self) -> str:
         table = [("layer", "kind", "treatment", "parameters")]
         table += [(row.name, row.kind, row.treatment, f"{row.parameters:,}") for row in self.rows]
@@ -50,3 +72,8 @@ class Coverage:
         rule = "-" * max(map(len, lines))
         total = f"covered: {self.covered:,} of {self.total:,} parameters ({100 * self.fraction:.1f} %)"
         return "\n".join([lines[0], rule, *lines[1:], rule, total])
+
+    @property
+    def percent(self) -> str:
+        """Covered share in percent with up to one decimal, rounded down: 100 only if every parameter is covered."""
+        return f"{math.floor(1000 * self.fraction) / 10:g} %"

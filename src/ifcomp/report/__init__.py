@@ -3,6 +3,7 @@
 from ifcomp.report.data import ComplexityGroups, ReliabilityPair, ReportData, collect
 from ifcomp.report.examples import LayerNeighbours, Neighbour, Preview, TrainingExample
 from ifcomp.report.render import build_report, current_provenance, render
+from ifcomp.report.results import ShowExamples, audit_parts, class_names_of, complexity_of, reliability_of
 
 __all__ = [
     "ComplexityGroups",
@@ -11,9 +12,14 @@ __all__ = [
     "Preview",
     "ReliabilityPair",
     "ReportData",
+    "ShowExamples",
     "TrainingExample",
+    "audit_parts",
     "build_report",
+    "class_names_of",
     "collect",
+    "complexity_of",
     "current_provenance",
+    "reliability_of",
     "render",
 ]

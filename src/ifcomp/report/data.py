@@ -85,11 +85,13 @@ class ComplexityGroups:
         in_distribution: Complexities of in-distribution inputs.
         out_of_distribution: Complexities of OOD inputs by name; may be empty.
         in_distribution_name: Name of the first group.
+        flagged: Number of inputs of the first group that a detector flags as OOD, or None.
     """
 
     in_distribution: ArrayLike
     out_of_distribution: Mapping[str, ArrayLike] = field(default_factory=dict)
     in_distribution_name: str = "in-distribution"
+    flagged: int | None = None
 
     @property
     def groups(self) -> dict[str, Floats]:

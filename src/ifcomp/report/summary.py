@@ -69,7 +69,7 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
         "suspicious labels": (data.audit, "audit=ifc.audit(loader)"),
         "calibration": (
             data.calibration,
-            "ifcomp report --held-out DATA of a calibrated run, or calibration=ReliabilityPair(before, after)",
+            "ifcomp report --held-out DATA of a calibrated run, or calibration=ifc.calibrate(held_out)",
         ),
         "complexity of OOD inputs": (
             data.complexity,
@@ -114,6 +114,12 @@ def _calibration(pair: ReliabilityPair) -> Headline:
 
 def _complexity(complexity: ComplexityGroups) -> Headline:
     inside, *outside = complexity.groups.values()
+    if not outside and complexity.flagged is not None:
+        return Headline(
+            "OOD inputs",
+            f"{_short(100 * complexity.flagged / len(inside))}%",
+            f"{complexity.flagged:,} of {len(inside):,} {complexity.in_distribution_name} are flagged as OOD.",
+        )
     if not outside:
         median = _short(float(np.median(inside)))
         return Headline("Complexity", median, f"The median complexity is {median} nats; larger = more surprising.")

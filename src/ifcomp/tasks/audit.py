@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ifcomp.curvature.factors import Relative
 from ifcomp.errors import DataError, IfcompWarning, SettingError
 from ifcomp.evidence.members import MODEL, Evidence
 from ifcomp.evidence.pool import mix, pool_weights
-from ifcomp.scores import write_csv
+from ifcomp.tables import TableResult
 from ifcomp.tasks.suspects import label_table
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class LabelAudit:
+@dataclass(frozen=True, eq=False, repr=False)
+class LabelAudit(TableResult):
     """Result of a label audit.
 
     Attributes:
@@ -226,19 +225,22 @@ class LabelAudit:
                 _insert_after(frame, name, f"{name}_name", [classes[label] for label in frame[name]])
         return replace(self, frame=frame)
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows as CSV in the order of the data. Atomic."""
-        write_csv(path, self.frame)
-
     def plot(self) -> Figure:
         """Draw weight and echo of every member, layer by layer."""
         return plot_weights(self.weights)
 
-    def __repr__(self) -> str:
+    @property
+    def answer(self) -> str:
+        """Number of suspects, noise rate and memorised share."""
         return (
-            f"LabelAudit({len(self.suspects):,} suspects among {len(self.frame):,} labels, noise rate "
-            f"{self.noise_rate:.1%}, memorised {max(0.0, self.memorised):.1%})"
+            f"{len(self.suspects):,} suspects among {len(self.frame):,} labels, noise rate {self.noise_rate:.1%}, "
+            f"memorised {max(0.0, self.memorised):.1%}"
         )
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """The suspects; all rows, most suspicious first, if there are none."""
+        return self.suspects if len(self.suspects) else self.ranked
 
 
 def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int = 0) -> LabelAudit:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -13,12 +11,15 @@ import numpy as np
 import pandas as pd
 
 from ifcomp.errors import SettingError
-from ifcomp.scores import write_csv
+from ifcomp.tables import TableResult
 from ifcomp.tasks.calibration import ReliabilityCurve, draw_reliability
 from ifcomp.tasks.prediction_sets import SetRule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: Version of the plain data of a calibration in files.
+SCHEMA = 1
 
 #: Forms of the predictive distribution, from the simplest to the calibrated one.
 SOFTMAX, TEMPERATURE, CALIBRATED = FORMS = ("softmax", "temperature", "calibrated")
@@ -39,8 +40,8 @@ DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration(TableResult):
     """Result of a calibration.
 
     Attributes:
@@ -112,26 +113,20 @@ class Calibration:
                 "The calibration is for the form that keeps the argmax. Leave keep_argmax=False out, or give alpha=."
             )
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the frame as CSV. Atomic."""
-        write_csv(path, self.frame)
-
     def plot(self) -> Figure:
         """Draw cross-validated reliability curves. Curves below the diagonal are overconfident."""
         return draw_reliability(self.curves)
 
-    def __repr__(self) -> str:
+    @property
+    def answer(self) -> str:
+        """Temperature, alpha and their effect, or "no gain"."""
         if not self.has_gain:
-            return f"Calibration(no gain: keep the softmax, NLL {self.frame['nll'][0]:.4g})"
+            return f"no gain: keep the softmax, NLL {self.frame['nll'][0]:.4g}"
         before, after = self.frame.iloc[0], self.frame.iloc[int(self.frame["is_used"].argmax())]
         return (
-            f"Calibration(temperature {self.temperature:.3g}, alpha {self.alpha:.3g}, NLL {before['nll']:.4g} -> "
-            f"{after['nll']:.4g}, ECE {before['ece']:.3f} -> {after['ece']:.3f})"
+            f"temperature {self.temperature:.3g}, alpha {self.alpha:.3g}, NLL {before['nll']:.4g} -> "
+            f"{after['nll']:.4g}, ECE {before['ece']:.3f} -> {after['ece']:.3f}"
         )
-
-    def _repr_html_(self) -> str:
-        table: str = self.frame.to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
-        return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads."""
@@ -141,6 +136,7 @@ class Calibration:
         }
         rule = self.set_rule
         return {
+            "schema": SCHEMA,
             "alpha": self.alpha,
             "temperature": self.temperature,
             "rows": self.frame.to_numpy(dtype=object).tolist(),
@@ -160,6 +156,8 @@ class Calibration:
         """
         if not isinstance(data, dict):
             raise TypeError(f"the calibration is a {type(data).__name__}")
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"it has schema {data['schema']}, this version reads {SCHEMA}")
         frame = _checked_frame(data["rows"])
         used = frame.iloc[int(frame["is_used"].argmax())]
         alpha, temperature = (_number(data, name) for name in ("alpha", "temperature"))

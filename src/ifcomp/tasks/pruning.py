@@ -36,14 +36,19 @@ def keep_lists(table: ScoreTable, fractions: Iterable[float], *, balanced: bool 
         Sorted values of the column ``index`` to keep, by fraction.
     """
     fractions = [float(fraction) for fraction in fractions]
-    invalid = [fraction for fraction in fractions if not 0 <= fraction < 1]
-    if invalid:
-        raise SettingError(f"fractions must be in [0, 1), but {', '.join(map(str, invalid))} are not.")
+    check_fractions(fractions)
     index = table.column("index")
     order = np.lexsort((index, checked_scores("stochastic complexities", table.column("stochastic_complexity"))))
     group = table.column("label")[order] if balanced else np.zeros(len(order), dtype=np.int64)
     rank, size = _ranks_within(group)
     return {fraction: np.sort(index[order[rank >= np.floor(fraction * size + _ROUNDING)]]) for fraction in fractions}
+
+
+def check_fractions(fractions: Iterable[float]) -> None:
+    """Raise SettingError unless every fraction is at least 0 and below 1."""
+    invalid = [str(fraction) for fraction in fractions if not 0 <= fraction < 1]
+    if invalid:
+        raise SettingError(f"The fraction to drop must be in [0, 1), but is {', '.join(invalid)}.")
 
 
 def _ranks_within(group: NDArray[np.int64]) -> tuple[Integers, Integers]:

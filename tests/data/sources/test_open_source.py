@@ -39,7 +39,7 @@ def test_paths_without_a_prefix(scratch_folder: Path) -> None:
     assert len(open_source("My table.CSV")) == 2
     with pytest.raises(SettingError, match=r"There is no file 'b\.parquet'\. Data must be named as"):
         open_source("b.parquet")
-    with pytest.raises(SettingError, match="Did you mean npz:notes.txt or parquet:notes.txt or csv:notes.txt"):
+    with pytest.raises(SettingError, match=r"Did you mean npz:notes\.txt or parquet:notes\.txt or csv:notes\.txt"):
         open_source("notes.txt")
 
 

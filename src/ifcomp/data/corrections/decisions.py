@@ -15,6 +15,9 @@ from ifcomp.io.delimited import Row, open_delimited
 
 REQUIRED = ("index", "decision")
 
+#: Version of the file format, in the optional column ``format``.
+FORMAT = "1"
+
 #: Largest size of a file of decisions, in bytes and in rows.
 MAX_BYTES = 2**27
 MAX_DECISIONS = 2**20
@@ -52,10 +55,10 @@ class Decision:
 
 
 def read_decisions(path: str, max_decisions: int = MAX_DECISIONS) -> list[Decision]:
-    """Read a CSV file with the columns index, decision and label, and optionally given and name.
+    """Read a CSV file with the columns index, decision and label, and optionally given, name and format.
 
-    Other columns are ignored. Names of columns and decisions may be in upper case. More rows than ``max_decisions`` are
-    refused.
+    A file whose column ``format`` has another value than `FORMAT` is refused. Other columns are ignored. Names of
+    columns and decisions may be in upper case. More rows than ``max_decisions`` are refused.
 
     Raises:
         DataError: If the file cannot be read or a row is invalid; names the line.
@@ -87,6 +90,12 @@ def read_decisions(path: str, max_decisions: int = MAX_DECISIONS) -> list[Decisi
 
 def _parse(row: Row, places: Mapping[str, int], path: str) -> Decision:
     cells = {name: row.cells[place].strip() for name, place in places.items()}
+    if cells.get("format", FORMAT) != FORMAT:
+        raise DataError(
+            f"Line {row.line:,} of '{path}' has format '{cells['format'][:40]}', this version reads {FORMAT}. Use the "
+            "library version that wrote the file, or remove the column 'format' if the columns are index, decision and "
+            "label."
+        )
     where, index, action = f"Line {row.line:,} of '{path}'", cells["index"], cells["decision"].lower()
     if not _INDEX.fullmatch(index):
         raise DataError(f"{where}: the index must be a whole number from 0 on, but is '{index[:40]}'.")

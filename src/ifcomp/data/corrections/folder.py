@@ -13,7 +13,7 @@ from ifcomp.data.sources.base import SourceRequest
 from ifcomp.data.sources.folder import check_folder, class_labels, find_images
 from ifcomp.data.sources.previews import printable
 from ifcomp.errors import DataError, StorageError
-from ifcomp.scores import write_csv
+from ifcomp.tables import write_csv
 
 
 def open_folder_labels(request: SourceRequest) -> LabelledFile:

@@ -1,0 +1,136 @@
+"""Parts of a report from results: neighbours, influential examples, curves and complexities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ifcomp.errors import DataError
+from ifcomp.report.data import ComplexityGroups, ReliabilityPair
+from ifcomp.report.examples import LayerNeighbours, Neighbour, Preview, TrainingExample
+from ifcomp.tasks.audit import MAX_EXPLAINED
+
+if TYPE_CHECKING:
+    from ifcomp.tasks.audit import LabelAudit
+    from ifcomp.tasks.calibration_result import Calibration
+
+#: Largest number of suspicious examples with a preview.
+MAX_PREVIEWS = 200
+
+#: Largest number of layers in which a suspect has neighbours, and of neighbours per layer.
+MAX_LAYERS = 3
+MAX_NEIGHBOURS = 4
+
+#: Columns of scores of a table of OOD inputs; the first that exists is shown. Larger = more surprising, in nats.
+OOD_COLUMNS = ("score", "bounded_complexity", "parametric_complexity")
+
+#: Returns the previews of examples at given positions.
+ShowExamples = Callable[[Sequence[int]], Sequence[Preview]]
+
+
+def audit_parts(
+    audit: LabelAudit, show: ShowExamples | None = None, show_reference: ShowExamples | None = None
+) -> dict[str, Any]:
+    """Return the arguments of `build_report` that come from an audit.
+
+    Args:
+        audit: The audit.
+        show: Previews of the audited examples. None shows their names, if they have names.
+        show_reference: Previews of the reference of the audit, if it has one.
+    """
+    show = show or _show_names(audit.frame)
+    previewed = audit.ranked["index"].head(MAX_PREVIEWS).tolist()
+    suspects = audit.suspects["index"].head(MAX_EXPLAINED).tolist()
+    show_near = show_reference if audit.settings.get("has_reference") else show
+    return {
+        "audit": audit,
+        "explanations": _influential_examples(audit, show),
+        "neighbours": _nearest_examples(audit, suspects, show_near),
+        "previews": _shown(show, previewed),
+    }
+
+
+def class_names_of(audit: LabelAudit) -> list[str] | None:
+    """Return the class names of an audit, with the number of a class that does not occur. None without names."""
+    frame = audit.frame
+    if "label_name" not in frame.columns:
+        return None
+    names = dict(zip(frame["suggested"], frame["suggested_name"], strict=True))
+    names |= zip(frame["label"], frame["label_name"], strict=True)
+    return [str(names.get(label, label)) for label in range(audit.pred_probs.shape[1])]
+
+
+def reliability_of(calibration: Calibration | ReliabilityPair) -> ReliabilityPair:
+    """Return the cross-validated curves of the softmax and of the form that predictions use."""
+    if isinstance(calibration, ReliabilityPair):
+        return calibration
+    curves = calibration.curves
+    return ReliabilityPair(curves["softmax"], curves[calibration.form], "softmax", calibration.form)
+
+
+def complexity_of(ood: Any) -> ComplexityGroups:
+    """Return the scores of a table of new inputs, and the number of inputs that it flags as OOD.
+
+    Args:
+        ood: A frame, or an object with a ``frame``, that has one of `OOD_COLUMNS` and optionally ``is_ood``. Groups are
+            returned as they are.
+    """
+    if isinstance(ood, ComplexityGroups):
+        return ood
+    frame = getattr(ood, "frame", ood)
+    column = None
+    if isinstance(frame, pd.DataFrame):
+        column = next((name for name in OOD_COLUMNS if name in frame.columns), None)
+    if column is None:
+        raise DataError(f"ood must be a table with one of the columns {', '.join(OOD_COLUMNS)}.")
+    flagged = int(frame["is_ood"].sum()) if "is_ood" in frame.columns else None
+    return ComplexityGroups(frame[column].to_numpy(), {}, "new inputs", flagged)
+
+
+def _show_names(frame: pd.DataFrame) -> ShowExamples | None:
+    """Show the column ``name``: file names or texts."""
+    if "name" not in frame.columns:
+        return None
+    names = frame["name"].tolist()
+    return lambda indices: [Preview("text", str(names[index])) for index in indices]
+
+
+def _shown(show: ShowExamples | None, indices: Sequence[int]) -> dict[int, Preview]:
+    return {} if show is None else dict(zip(indices, show(indices), strict=True))
+
+
+def _nearest_examples(
+    audit: LabelAudit, suspects: Sequence[int], show: ShowExamples | None
+) -> dict[int, tuple[LayerNeighbours, ...]]:
+    """Return the nearest examples of each suspect in the layers of largest weight."""
+    tables = {suspect: audit.neighbours(suspect).head(MAX_LAYERS) for suspect in suspects}
+    near = {index for rows in tables.values() for indices in rows["neighbours"] for index in indices[:MAX_NEIGHBOURS]}
+    previews: Mapping[int, Preview] = _shown(show, sorted(near))
+
+    def examples(indices: Sequence[int], labels: Sequence[int]) -> tuple[Neighbour, ...]:
+        pairs = list(zip(indices, labels, strict=True))[:MAX_NEIGHBOURS]
+        return tuple(Neighbour(index, label, previews.get(index)) for index, label in pairs)
+
+    return {
+        suspect: tuple(
+            LayerNeighbours(row["layer"], row["weight"], examples(row["neighbours"], row["neighbour_labels"]))
+            for row in rows.to_dict("records")
+        )
+        for suspect, rows in tables.items()
+    }
+
+
+def _influential_examples(audit: LabelAudit, show: ShowExamples | None) -> dict[int, tuple[TrainingExample, ...]]:
+    """Return the training examples that most support and most contradict the label of each suspect, strongest first."""
+    if audit.influential is None:
+        return {}
+    previews = _shown(show, sorted({int(index) for index in audit.influential["index"]}))
+    return {
+        int(rows["suspect"].iloc[0]): tuple(
+            TrainingExample(row["index"], row["effect"], row["label"], previews.get(row["index"]))
+            for row in rows.to_dict("records")
+        )
+        for _, rows in audit.influential.groupby("suspect", sort=False)
+    }
