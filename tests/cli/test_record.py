@@ -258,6 +258,21 @@ def test_run_is_moved_used_from_another_folder_and_copied(run: Project, monkeypa
     assert run_json("audit", f"../{run.folder.name}.ifcomp")["suspects"] == expected["suspects"]
 
 
+def test_module_is_found_in_the_current_folder_if_the_run_was_moved_alone(run: Project) -> None:
+    Path("archive").mkdir()
+    shutil.move("run.ifcomp", "archive")
+    result = in_new_process("audit", "archive/run.ifcomp", folder=run.folder)
+    assert result.returncode == 0, result.stderr
+
+
+def test_data_in_the_place_of_a_run(run: Project) -> None:
+    Path("images").mkdir()
+    for name in ("train.npz", "images"):
+        result = ifcomp("audit", name)
+        assert result.exit_code == 2
+        assert f"'{name}' is data, not a run" in result.stderr
+
+
 def test_module_of_a_run_is_imported_from_the_folder_of_the_fit(run: Project, tmp_path: Path) -> None:
     """In a separate process, where the module is not imported yet; another module of that name is not used."""
     (tmp_path / "other").mkdir()

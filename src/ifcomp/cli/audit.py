@@ -109,10 +109,15 @@ def audit(
         write_report(report, run, ifc, source, result, reference=trusted)
         written[report] = "the report: open it in a browser"
     rows, names, reason = records(result.ranked.head(top), source), run.class_names(source), _gate(result, max_suspects)
+    headline = result.headline.replace("reference=", "--reference")
     inputs = {"run": path, "model": run.model, "data": source.spec, "reference": reference}
     return Outcome(
         {**inputs, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
-        [paragraph(result.headline), *_top_table(result, rows, names), *([paragraph(reason)] if reason else [])],
+        [
+            paragraph(headline),
+            *_top_table(result, rows, names),
+            *([paragraph(reason)] if reason else []),
+        ],
         written,
         {} if report else {_report_command(path, data or named_data, model, reading): "the same with pictures"},
         GATE if reason else 0,

@@ -21,7 +21,7 @@ from ifcomp.cli.record import Record, read_record, write_record
 from ifcomp.data.batches import as_batches
 from ifcomp.data.checks import check_labels
 from ifcomp.data.sources import KINDS as SOURCE_KINDS
-from ifcomp.data.sources import IndexedBatches, Source, SourceOptions, complete_name, open_source, source_kind
+from ifcomp.data.sources import PREFIXES, IndexedBatches, Source, SourceOptions, complete_name, open_source, source_kind
 from ifcomp.distributed import process_info
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
 from ifcomp.io.checkpoints import Checkpoint
@@ -69,6 +69,11 @@ class Run:
         there = os.path.normpath(os.path.join(self.folder, os.path.expanduser(path)))
         return path if os.path.exists(path) and not os.path.exists(there) else there
 
+    def _folder_of_module(self, spec: str) -> str:
+        """Return the folder of the fit if the module of a factory is in it, else the current folder."""
+        module = os.path.join(self.folder, spec.partition(":")[0].partition(".")[0])
+        return self.folder if os.path.isdir(module) or os.path.isfile(f"{module}.py") else os.curdir
+
     @property
     def training_data(self) -> str | None:
         """Name of the training data, or None if there is no record."""
@@ -79,7 +84,7 @@ class Run:
 
     def load_predictor(self, *sources: Source) -> IFComp:
         """Load the model, check it on each of the sources, and load the fit, if any."""
-        folder = os.curdir if self.options.model else self.folder
+        folder = os.curdir if self.options.model else self._folder_of_module(self.model)
         model, _ = load_checked_model(self.model, self.weights, self.options.device, *sources, folder=folder)
         return IFComp(model, skip_uncovered=True) if self.path is None else IFComp.load(self.path, model)
 
@@ -118,7 +123,7 @@ class Run:
             )
         # The label column of the record may be missing in new data; one that was named may not.
         needs_labels = labelled and (spec is None or reading.label_column is not None)
-        folder = os.curdir if spec else self.folder
+        folder = os.curdir if spec else self._folder_of_module(name)
         source = open_source(name, options, class_names=names, labelled=needs_labels, folder=folder)
         if spec is None and record is not None:
             _check_unchanged(source, record)
@@ -173,6 +178,11 @@ def open_run(path: str | None, options: ModelOptions) -> Run:
     """Read the record of a run and decide whether it is trusted. None stands for a model without a run."""
     if path is None:
         return Run(None, options, None)
+    if os.path.isdir(path) or (os.path.isfile(path) and os.path.splitext(path)[1].lower() in PREFIXES):
+        raise SettingError(
+            f"'{path}' is data, not a run. Name the run first. 'ifcomp audit' works without a run: --model "
+            f"package.module:factory --weights FILE --data {shlex.quote(path)}."
+        )
     if not os.path.isfile(path):
         raise StorageError(f"There is no run '{path}'. Create one with 'ifcomp fit MODEL DATA --out {path}'.")
     record = read_record(path)

@@ -79,7 +79,8 @@ def _explain(spec: str, what: str, problem: BaseException) -> str:
     module_name, _, attribute = spec.partition(":")
     if isinstance(problem, ModuleNotFoundError) and problem.name and f"{module_name}.".startswith(f"{problem.name}."):
         return (
-            f"There is no module '{problem.name}' for the {what} '{spec}', neither in the current folder nor installed."
+            f"There is no module '{problem.name}' for the {what} '{spec}', neither in the current folder nor "
+            f"installed.{_hint(spec)}"
         )
     frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename != __file__]
     frames = [frame for frame in frames if "importlib" not in frame.filename]
