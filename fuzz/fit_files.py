@@ -19,7 +19,7 @@ from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
-from ifcomp.cli.record import Record, read_record, record_path
+from ifcomp.cli.record import ENTRY, SCHEMA, Record, read_record
 from ifcomp.cli.run import stored_options
 from ifcomp.io.checkpoint_files import read_checkpoint
 from ifcomp.oracle.pairs import Pair, PairFile
@@ -161,9 +161,9 @@ def checkpoint(data: bytes, folder: Path) -> None:
 def record(data: bytes, folder: Path) -> None:
     """Load the record of a run. The first byte selects: arbitrary bytes, or JSON with wrong content."""
     path, draw = folder / "run.ifcomp", Draw(data[1:])
-    content = {"schema": 1, "version": "1", **vars(Record("a:b", "w", "npz:x", {"mean": [0.5]}, ["a", "b"], 3, 0.5))}
-    text = as_json(draw.damaged(draw.damaged(content))).encode() if data[:1] >= b"\x40" else data[1:]
-    Path(record_path(str(path))).write_bytes(text)
+    content = {"schema": SCHEMA, **vars(Record("a:b", "w", "npz:x", {"mean": [0.5]}, ["a", "b"], 3, "0"))}
+    text = as_json(draw.damaged(draw.damaged(content))) if data[:1] >= b"\x40" else data[1:].decode("latin-1")
+    path.write_bytes(save({"a": torch.ones(2)}, {ENTRY: text}))
     loaded = read_record(str(path))
     assert loaded is not None
     assert not loaded.is_trusted

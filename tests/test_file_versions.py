@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ifcomp import Checkpoint, IFComp
-from ifcomp.cli.record import Record, read_record, record_path, write_record
+from ifcomp.cli.record import Record, read_record, write_record
 from ifcomp.data.corrections import read_decisions
 from ifcomp.errors import CheckpointError, DataError, StorageError
 
@@ -72,13 +72,13 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 def test_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    run = str(tmp_path / "run.ifcomp")
-    write_record(run, Record("net:build", None, "digits", {}, None, 5))
-    assert read_record(run) is not None
-    path = Path(record_path(run))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": OTHER}))
-    with pytest.raises(StorageError, match=r"schema 99, this version reads 1.*Fit again"):
-        read_record(run)
+    path = tmp_path / "run.ifcomp"
+    IFComp(MODEL).fit(DATA).save(path)
+    write_record(path, Record("net:build", None, "digits", {}, None, 5, "0").signed())
+    assert read_record(str(path)) is not None
+    change_metadata(path, "ifcomp-record", lambda metadata: metadata.update(schema=OTHER))
+    with pytest.raises(StorageError, match=r"schema 99, this version reads 2.*Fit again"):
+        read_record(str(path))
 
 
 def test_decisions(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from rich.console import Console
@@ -13,6 +15,19 @@ T = TypeVar("T")
 
 #: Seconds over which the speed is averaged. A batch of a large model may take minutes.
 SPEED_PERIOD = 3600.0
+
+
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
+
+
+@contextmanager
+def hide_progress() -> Iterator[None]:
+    """Show no progress bars inside the context, except where they are asked for."""
+    token = _hidden.set(True)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
 
 
 def known_length(items: Iterable[object]) -> int | None:
@@ -29,9 +44,9 @@ def track(items: Iterable[T], description: str, show: bool | None = None) -> Ite
     Args:
         items: The items. The remaining time is shown if they have a length.
         description: Text beside the bar.
-        show: Whether to show the bar. None shows it if standard error is a terminal.
+        show: Whether to show the bar. None shows it if standard error is a terminal and progress is not hidden.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if not (sys.stderr.isatty() and not _hidden.get() if show is None else show):
         yield from items
         return
     columns = (

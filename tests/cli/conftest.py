@@ -1,11 +1,10 @@
 """Fixtures: a user's project as the current folder, with and without a run, and an empty configuration folder."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project import Project, create_project, ifcomp, remove_from_path
+from project import Project, create_project, ifcomp
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +23,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture
-def project(template: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+def project(template: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A copy of the project in the current folder; the module is shared."""
     shutil.copytree(template.folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    yield Project(tmp_path, template.module)
-    remove_from_path(tmp_path)
+    return Project(tmp_path, template.module)
 
 
 @pytest.fixture

@@ -2,19 +2,20 @@
 
 import itertools
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import nn
 from typer.testing import CliRunner, Result
 
 from ifcomp.cli.main import app
+from ifcomp.io.metadata import write_entry
 
 _COUNTER = itertools.count()
 
@@ -114,12 +115,6 @@ def create_project(folder: Path) -> Project:
     return project
 
 
-def remove_from_path(folder: Path) -> None:
-    """Remove the folder from ``sys.path``, where the import of the user's module added it."""
-    while str(folder) in sys.path:
-        sys.path.remove(str(folder))
-
-
 def files() -> set[str]:
     """Names in the current folder."""
     return {path.name for path in Path().iterdir()} - {"__pycache__"}
@@ -137,6 +132,25 @@ def run_json(*arguments: str, code: int = 0) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(result.stdout)
     assert (content["command"], content["exit_code"]) == (arguments[0], code)
     return content
+
+
+def stored_record(run: str = "run.ifcomp") -> dict[str, Any]:
+    """The record in the header of a run."""
+    with safe_open(run, framework="pt") as file:
+        content: dict[str, Any] = json.loads(file.metadata()["ifcomp-record"])
+        return content
+
+
+def change_record(run: str = "run.ifcomp", **changes: Any) -> None:
+    """Change the record of a run without a new signature, as somebody else could."""
+    write_entry(run, "ifcomp-record", json.dumps({**stored_record(run), **changes}))
+
+
+def remove_record(run: str = "run.ifcomp") -> None:
+    """Write the run as `IFComp.save` does, without a record."""
+    with safe_open(run, framework="pt") as file:
+        tensors, entries = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, run, {"ifcomp": entries["ifcomp"]})
 
 
 def run_text(*arguments: str) -> str:

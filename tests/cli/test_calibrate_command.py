@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from project import Project, check_refused, ifcomp, run_json, run_text
+from project import Project, check_refused, ifcomp, run_json, run_text, stored_record
 
 from ifcomp import IFComp
 
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 
 
 def test_the_run_contains_the_calibration(run: Project) -> None:
-    record = Path("run.ifcomp.json").read_text()
+    record = stored_record()
     expected = IFComp.load("run.ifcomp", run.network())
     calibration = expected.calibrate([run.arrays("valid")])
     content = run_json("calibrate", "run.ifcomp", "npz:valid.npz", "--figure", "r.svg")
     assert content["written"] == ["run.ifcomp", "r.svg"]
     assert Path("r.svg").read_text().startswith("<?xml")
-    assert Path("run.ifcomp.json").read_text() == record
+    assert stored_record() == record
     assert content["alpha"] == pytest.approx(calibration.alpha, rel=1e-6)
     assert content["temperature"] == pytest.approx(calibration.temperature, rel=1e-4)
     assert content["has_gain"] == calibration.has_gain

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from project import Project, check_refused, ifcomp, run_json, run_text
+from project import Project, check_refused, ifcomp, run_json, run_text, stored_record
 
 from ifcomp import IFComp, Relative
 from ifcomp.cli.options import Fisher
@@ -29,7 +29,7 @@ def test_run_and_json(project: Project) -> None:
     assert (content["command"], content["examples"], content["classes"]) == ("fit", 200, 10)
     assert (content["fisher"], content["damping"], content["covered"]) == ("exact", "relative:0.1", 64 * 12 + 12 + 130)
     assert content["class_names"][3] == "digit 3"
-    assert content["written"] == ["run.ifcomp", "run.ifcomp.json"]
+    assert content["written"] == ["run.ifcomp"]
     assert [row["treatment"] for row in content["coverage"]] == ["EKFAC", "EKFAC"]
     assert "printed by the user's code" in result.stderr
     network = project.network()
@@ -38,10 +38,10 @@ def test_run_and_json(project: Project) -> None:
 
 
 def test_record(run: Project) -> None:
-    record = json.loads(Path("run.ifcomp.json").read_text())
+    record = stored_record()
     assert record["model"] == run.model
     assert (record["weights"], record["data"], record["options"]) == ("net.safetensors", "npz:train.npz", {})
-    assert str(run.folder) not in Path("run.ifcomp.json").read_text()
+    assert str(run.folder) not in json.dumps(record)
     assert len(record["signature"]) == 64
 
 

@@ -94,6 +94,6 @@ def test_output_files_contain_no_user_host_or_folder(project: Project, monkeypat
         result = ifcomp(*arguments)
         assert result.exit_code == 0, result.output
     written = [path for path in Path().rglob("*") if path.is_file() and path not in before and path.suffix != ".pyc"]
-    assert {".ifcomp", ".json", ".parquet", ".csv", ".html"} <= {path.suffix for path in written}
+    assert {".ifcomp", ".parquet", ".csv", ".html"} <= {path.suffix for path in written}
     secrets = [b"zaphod", b"heartofgold", os.fsencode(project.folder), os.fsencode(project.folder.parent.name)]
     assert [(path, word) for path in written for word in secrets if word in path.read_bytes()] == []

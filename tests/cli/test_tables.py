@@ -1,12 +1,9 @@
 """Tables as data of the commands: columns are matched by name, and labels are optional where they are not needed."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
-from project import Project, check_refused, run_json
+from project import Project, check_refused, run_json, stored_record
 
 KINDS = ("csv", "parquet")
 
@@ -43,7 +40,7 @@ def fit(project: Project, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_in_another_order(project: Project, kind: str) -> None:
     fit(project, kind)
-    options = json.loads(Path("run.ifcomp.json").read_text())["options"]
+    options = stored_record()["options"]
     assert options == {"label_column": "digit", "feature_columns": [f"pixel {place}" for place in range(64)]}
     frame = pixels(project, "valid")
     for name, table in {"same": frame, "other": shuffled(frame), "none": shuffled(frame.drop(columns="digit"))}.items():

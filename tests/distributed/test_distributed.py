@@ -130,6 +130,18 @@ def test_slow_processes_are_awaited_and_dead_ones_resumed_to_the_same_bits(tmp_p
     assert [other.name for other in tmp_path.iterdir()] == ["results.npz"]
 
 
+def test_corrections_are_refused_in_several_processes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array([0, 1, 0]))
+    (tmp_path / "decisions.csv").write_text("index,decision,label\n0,drop,\n")
+    command = ("ifcomp", "apply", "decisions.csv", "--data", "npz:a.npz", "--in-place")
+    refused = torchrun(2, "-m", *command, folder=tmp_path)
+    assert refused.returncode != 0
+    assert "ifcomp apply changes files, so it runs in one process" in refused.stderr
+    assert len(np.load(tmp_path / "a.npz")["x"]) == 3
+    assert run("-m", *command, folder=tmp_path).returncode == 0
+    assert len(np.load(tmp_path / "a.npz")["x"]) == 2
+
+
 def test_the_command_line_gives_the_same_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODULE)
     save_file(trained_weights(), tmp_path / "net.safetensors")
@@ -148,7 +160,6 @@ def test_the_command_line_gives_the_same_under_torchrun(tmp_path: Path) -> None:
             "net.py",
             "net.safetensors",
             "run.ifcomp",
-            "run.ifcomp.json",
             "scores.parquet",
         ]
         (tmp_path / "run.ifcomp").unlink()

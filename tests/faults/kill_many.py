@@ -61,7 +61,7 @@ class Digits:
 
 FIT = ["fit", "net:build", "net:Digits", "--checkpoint-every", "0.1"]
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
-    "fit": (FIT, ["run.ifcomp", "run.ifcomp.json"]),
+    "fit": (FIT, ["run.ifcomp"]),
     "score": (["score", "run.ifcomp", "--checkpoint-every", "0.1"], ["scores.csv"]),
     "reproduce": (["reproduce", "pruning", "--out", "results"], ["results/pruning/digits/result.json"]),
 }

@@ -29,7 +29,7 @@ from experiments import runs as training
 from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
-from ifcomp.cli.record import read_record
+from ifcomp.cli.record import ENTRY, SCHEMA, read_record
 from ifcomp.data.corrections import open_labels, read_decisions
 from ifcomp.data.sources import SourceOptions, open_source
 from ifcomp.errors import (
@@ -91,7 +91,7 @@ READERS = {
     "decisions": Reader(lambda path: read_decisions(str(path)), "decisions.csv", DataError),
     "image": Reader(read_folder, "images/1.png", DataError),
     "thumbnail": Reader(thumbnail, "1.png", DataError),
-    "record": Reader(lambda path: read_record(str(path)[: -len(".json")]), "run.ifcomp.json", StorageError),
+    "record": Reader(lambda path: read_record(str(path)), "run.ifcomp", StorageError),
     "pairs": Reader(PairFile, "pairs.jsonl", StorageError),
     "checkpoint": Reader(lambda path: read_checkpoint(path, {}), "run.partial", CheckpointError),
     "training": Reader(training._read, "state.safetensors", StorageError),
@@ -205,15 +205,16 @@ def test_other_content_is_refused(reader: str, content: bytes, tmp_path: Path) -
 @pytest.mark.parametrize("depth", [60, 900, 100_000])
 def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
     entries = {"model": '"a:b"', "weights": "null", "data": '"digits"', "class_names": "null", "examples": "3"}
+    entries |= {"schema": str(SCHEMA), "digest": '"0"'}
     for options in ("{}", f'{{"mean": {"[" * depth}1{"]" * depth}}}'):
         text = ", ".join(f'"{name}": {value}' for name, value in (entries | {"options": options}).items())
-        path = written(tmp_path, "record", f'{{"schema": 1, "version": "0", {text}}}'.encode())
+        path = written(tmp_path, "record", save({"a": torch.ones(2)}, {ENTRY: f"{{{text}}}"}))
         if options == "{}":
             READERS["record"].read(path)
     refusal("record", path, "nested too deeply")
 
 
-@pytest.mark.parametrize("reader", ["record", "pairs", "kronfluence", "results"])
+@pytest.mark.parametrize("reader", ["pairs", "kronfluence", "results"])
 def test_text_of_gigabytes_is_refused(reader: str, tmp_path: Path) -> None:
     path = written(tmp_path, reader, b"")
     os.truncate(path, 2**32)  # takes no room on the disk

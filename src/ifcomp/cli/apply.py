@@ -71,7 +71,12 @@ def apply(
     Everything is checked before a file is written. The data itself is changed with --in-place or --move only.
     """
     from ifcomp.data.corrections import carry_out, correction_kind, open_labels, read_decisions, resolve_decisions
+    from ifcomp.data.sources import complete_name
+    from ifcomp.distributed import process_info
 
+    if process_info().world_size > 1:
+        raise SettingError("ifcomp apply changes files, so it runs in one process. Call it without torchrun.")
+    data = complete_name(data)
     kind = correction_kind(data)
     target = _choose_target(kind, data, decisions, out, in_place, move)
     rows = read_decisions(decisions)

@@ -78,6 +78,7 @@ def audit(
     little weight. The score is log p(suggested) - log p(label) of the pooled predictions in nats; larger = more
     suspicious. With a run the table also has label complexity.
     """
+    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.report import write_report
     from ifcomp.cli.run import check_labelled, open_run
 
@@ -97,23 +98,40 @@ def audit(
     for opened in sources:
         check_labelled(opened)
     ifc = run.load_predictor(*sources)
-    result = ifc.audit(
-        source.batches(), reference=None if trusted is None else trusted.batches(), max_memory=max_memory
-    ).with_names(run.class_names(source), source.names or source.texts)
+    base = None if trusted is None else trusted.batches()
+    result = open_cache(run, ifc).audit(
+        source, trusted, lambda: ifc.audit(source.batches(), reference=base, max_memory=max_memory)
+    )
+    result = result.with_names(run.class_names(source), source.names or source.texts)
     written = {out: f"all {len(result.frame):,} labels in the order of the data"}
     write_table(out, result.frame, result.descriptions, result.settings, source)
     if report is not None:
         write_report(report, run, ifc, source, result, reference=trusted)
         written[report] = "the report: open it in a browser"
     rows, names, reason = records(result.ranked.head(top), source), run.class_names(source), _gate(result, max_suspects)
+    headline = result.headline.replace("reference=", "--reference")
     inputs = {"run": path, "model": run.model, "data": source.spec, "reference": reference}
     return Outcome(
         {**inputs, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
-        [paragraph(result.headline), *_top_table(result, rows, names), *([paragraph(reason)] if reason else [])],
+        [
+            paragraph(headline),
+            *_top_table(result, rows, names),
+            *([paragraph(reason)] if reason else []),
+        ],
         written,
-        {} if report or path is None else {f"ifcomp report {path}": "the same with pictures, in a browser"},
+        {} if report else {_report_command(path, data or named_data, model, reading): "the same with pictures"},
         GATE if reason else 0,
     )
+
+
+def _report_command(
+    path: str | None, data: str | None, model: options.ModelOptions, reading: options.DataOptions
+) -> str:
+    """Return the command that writes the page. Without a run it is the audit itself."""
+    if path is None:
+        return options.command_line("audit", model=model, reading=reading, data=data, report="audit.html")
+    given = [] if data is None else [data]
+    return options.command_line("report", path, *given, model=model, reading=reading)
 
 
 def _gate(result: LabelAudit, max_suspects: int | None) -> str | None:

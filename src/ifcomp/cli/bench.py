@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ifcomp.cli import options
 from ifcomp.errors import MissingPackageError
 
 EPILOG = "[bold]Example:[/bold] ifcomp bench influence fit --threads 1"
@@ -34,6 +35,7 @@ def bench(
         typer.Option("--tiny", help="Smoke test with small networks; results are written only with --results."),
     ] = False,
     show: Annotated[bool, typer.Option("--list", help="List the suites and exit.")] = False,
+    version: options.Version = False,
 ) -> None:
     """Time the library against forward passes, the paper's implementation and other packages.
 

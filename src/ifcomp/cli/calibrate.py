@@ -57,7 +57,7 @@ def calibrate(
         check_labelled(source)
     ifc = run.load_predictor(*sources)
     calibration = ifc.calibrate(*(source.batches() for source in sources))
-    ifc.save(path)
+    run.save(ifc)
     written = {path: "the run with its calibration"}
     if figure is not None:
         plot_reliability(calibration.curves, figure)
@@ -78,8 +78,8 @@ def calibrate(
         [paragraph(f"{calibration.headline} NLL is in nats."), metric_table("cross-validated", metrics)],
         written,
         {
-            f"ifcomp predict {path} DATA": "calibrated probabilities of new inputs",
-            f"ifcomp predict {path} DATA --coverage 0.95": "prediction sets",
+            options.command_line("predict", path, "DATA", model=model): "calibrated probabilities of new inputs",
+            options.command_line("predict", path, "DATA", model=model, coverage=0.95): "prediction sets",
         },
     )
 

@@ -61,8 +61,18 @@ def estimate(
         table(estimation.CELLS, rows, left=2),
         *(paragraph(line) for line in result.summary),
     ]
-    return Outcome(
-        {"model": model, "data": data, **asdict(result)},
-        shown,
-        next_steps={f"ifcomp fit {model} {data}": "fit the curvature"},
+    command = options.command_line(
+        "fit",
+        model,
+        data,
+        reading=reading,
+        weights=weights,
+        fisher=None if fisher is options.Fisher.auto else fisher,
+        label_samples=None if label_samples == 1 else label_samples,
+        layers=layers,
+        sua=None if sua is options.Sua.auto else sua,
+        skip_uncovered=skip_uncovered,
+        max_memory=max_memory,
+        device=None if device == "cpu" else device,
     )
+    return Outcome({"model": model, "data": data, **asdict(result)}, shown, next_steps={command: "fit the curvature"})

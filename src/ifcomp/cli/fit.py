@@ -25,9 +25,7 @@ def fit(
     data: options.FitData,
     reading: options.DataOptions,
     weights: options.Weights = None,
-    out: Annotated[
-        str, typer.Option(metavar="FILE", help="File of the run; its record is written beside it.")
-    ] = "run.ifcomp",
+    out: Annotated[str, typer.Option(metavar="FILE", help="File of the run.")] = "run.ifcomp",
     beta: Annotated[float, typer.Option(min=0, help="Inverse temperature; 1 leaves the model unchanged.")] = 1.0,
     fisher: Annotated[
         options.Fisher,
@@ -50,12 +48,12 @@ def fit(
 ) -> Outcome:
     """Fit the curvature of a trained model in two passes over its training data.
 
-    Writes the run and its record: the names of model, weights and data, which the other commands read. The exit code is
-    3 if the training accuracy is near chance: wrong preprocessing, or no weights.
+    The run contains the names of model, weights and data, so the other commands need only the run. The exit code is 3
+    if the training accuracy is near chance: wrong preprocessing, or no weights.
     """
     from ifcomp import IFComp
     from ifcomp.cli.model import load_checked_model
-    from ifcomp.cli.record import Record, record_path
+    from ifcomp.cli.record import Record, folder_of_fit
     from ifcomp.cli.run import recorded_options, resumable, write_run
     from ifcomp.data.sources import open_source
     from ifcomp.predictor import DEFAULT_DAMPING
@@ -63,9 +61,8 @@ def fit(
     started = time.perf_counter()
     chosen_damping = options.parse_damping(damping, DEFAULT_DAMPING)
     reading_options = reading.parse()
-    for target in (out, record_path(out)):
-        check_target(target)
-    with resumable(checkpoint_every, out, record_path(out)) as checkpoint:
+    check_target(out)
+    with resumable(checkpoint_every, out) as checkpoint:
         source = open_source(data, reading_options)
         network, num_classes = load_checked_model(model, weights, device, source)
         ifc = IFComp(
@@ -81,17 +78,27 @@ def fit(
         ).fit(source.batches(), max_memory=max_memory, checkpoint=checkpoint)
         names = None if source.class_names is None else list(source.class_names)
         assert ifc.factors is not None
-        record = Record(model, weights, data, recorded_options(reading_options, source), names, ifc.factors.count)
-        write_run(out, ifc, record)
+        record = Record(
+            model,
+            weights,
+            source.spec,
+            recorded_options(reading_options, source),
+            names,
+            ifc.factors.count,
+            source.digest(),
+            folder_of_fit(out),
+        )
+        write_run(out, ifc, record.signed())
     seconds = time.perf_counter() - started
+    on_device = {"device": None if device == "cpu" else device}
     return Outcome(
         _facts(ifc, record, seconds),
         _shown(ifc, record, seconds),
-        {out: "the run", record_path(out): "its record: model, weights, data and options"},
+        {out: "the run"},
         {
-            f"ifcomp audit {out}": "find wrong training labels",
-            f"ifcomp ood {out} DATA": "find inputs unlike the training data",
-            f"ifcomp calibrate {out} DATA": "calibrate the predictions",
+            options.command_line("audit", out, **on_device): "find wrong training labels",
+            options.command_line("ood", out, "DATA", **on_device): "find inputs unlike the training data",
+            options.command_line("calibrate", out, "DATA", **on_device): "calibrate the predictions",
         },
         GATE if _is_inaccurate(ifc) else 0,
     )

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from ifcomp._version import __version__
 from ifcomp.cli import (
     apply,
     audit,
@@ -26,6 +25,7 @@ from ifcomp.cli import (
     estimate,
     fit,
     ood,
+    options,
     predict,
     prune,
     report,
@@ -33,45 +33,92 @@ from ifcomp.cli import (
     score,
     selftest,
 )
-from ifcomp.cli.output import Outcome, print_message
+from ifcomp.cli.output import Outcome, error_json, print_message
 from ifcomp.errors import IfcompError
+from ifcomp.progress import hide_progress
 
 #: Exit code for invalid arguments and for every `IfcompError`.
 USAGE_ERROR = 2
 #: Exit code after Ctrl-C, as in shells.
 INTERRUPTED = 130
 
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException; typer has a copy of click since 0.26
+
+
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object on standard output; everything else goes to standard error."),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and warnings.")]
 
 
 class Commands(TyperGroup):
-    """The group of all commands. An `IfcompError` or Ctrl-C ends a command with a message, without a traceback."""
+    """The group of all commands. Errors end a command with one message, or one JSON object, without a traceback."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line. With ``standalone_mode`` the process ends with the exit code."""
+        words = sys.argv[1:] if args is None else list(args)
+        is_json = "--json" in words
+        try:
+            settings = {"obj": {"is_json": is_json}, **extra}
+            result = super().main(args, prog_name, complete_var, False, windows_expand_args, **settings)
+            code = result if isinstance(result, int) else 0
+        except _CLICK_ERROR as error:
+            code = _report_usage_error(error, is_json)
+        if standalone_mode:
+            sys.exit(code)
+        return code
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except IfcompError as error:
-            print_message("Error:", "bold red", _with_notes(str(error), error))
+            _report_error(ctx, error, "Error:", str(error), USAGE_ERROR)
             raise typer.Exit(USAGE_ERROR) from error
         except KeyboardInterrupt as interrupt:
-            message = _with_notes("Files are either complete or unchanged.", interrupt)
-            print_message("Stopped.", "bold red", message)
+            _report_error(ctx, interrupt, "Stopped.", "Files are either complete or unchanged.", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
-def _with_notes(message: str, error: BaseException) -> str:
-    return " ".join([message, *getattr(error, "__notes__", [])])
+def _report_error(ctx: Any, error: BaseException, title: str, message: str, code: int) -> None:
+    text = " ".join([message, *getattr(error, "__notes__", [])])
+    if ctx.obj["is_json"]:
+        typer.echo(error_json(ctx.invoked_subcommand, error, text, code))
+    else:
+        print_message(title, "bold red", text)
+
+
+def _report_usage_error(error: Any, is_json: bool) -> int:
+    """Report an error of the command line itself, such as an unknown option. Returns the exit code."""
+    ctx = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return USAGE_ERROR
+    message = error.format_message()
+    message += "" if message.endswith((".", "?")) else "."
+    if is_json:
+        command = None if ctx is None or ctx.parent is None else ctx.info_name
+        typer.echo(error_json(command, error, message, USAGE_ERROR))
+    else:
+        hint = "" if ctx is None else f" See '{ctx.command_path} -h'."
+        print_message("Error:", "bold red", f"{message}{hint}")
+    return USAGE_ERROR
 
 
 # Commands ------------------------------------------------------------------------------------------------------------
 
 
 def as_command(function: Callable[..., Outcome]) -> Callable[..., None]:
-    """Turn a function that returns an `Outcome` into a typer command with the option ``--json``.
+    """Turn a function that returns an `Outcome` into a typer command with ``--json``, ``--quiet`` and ``--version``.
 
     A parameter whose type is a dataclass becomes one option per field. Standard output receives the outcome only.
     Anything else that is printed, also by the user's model or data, goes to standard error.
@@ -80,11 +127,12 @@ def as_command(function: Callable[..., Outcome]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if name != "return" and is_dataclass(kind)}
 
     @functools.wraps(function)
-    def run(**arguments: Any) -> None:
-        as_json = arguments.pop("as_json")
+    def run(ctx: typer.Context, **arguments: Any) -> None:
+        as_json, quiet = arguments.pop("as_json"), arguments.pop("quiet") or ctx.find_root().params["quiet"]
+        del arguments["version"]
         for name, group in groups.items():
             arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
-        with redirect_stdout(sys.stderr), warnings.catch_warnings(), _distributed() as is_first_process:
+        with _output_of_user_code(quiet), warnings.catch_warnings(), _distributed() as is_first_process:
             warnings.showwarning = _print_warning
             outcome = function(**arguments)
         if not is_first_process:
@@ -92,14 +140,16 @@ def as_command(function: Callable[..., Outcome]) -> Callable[..., None]:
         if as_json:
             typer.echo(outcome.as_json(function.__name__))
         else:
-            outcome.show(Console(soft_wrap=False))
+            outcome.show(Console(soft_wrap=False), quiet=quiet)
         if outcome.exit_code:
             raise typer.Exit(outcome.exit_code)
 
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         parameters += _group_parameters(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
-    parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson))
+    for name, option in (("as_json", AsJson), ("quiet", Quiet), ("version", options.Version)):
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option))
+    parameters.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -113,6 +163,17 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
         inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
         for field in fields(group)
     ]
+
+
+@contextmanager
+def _output_of_user_code(quiet: bool) -> Iterator[None]:
+    """Send what is printed to standard error, or nowhere. Quiet commands show no progress bars either."""
+    if not quiet:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), hide_progress():
+        yield
 
 
 @contextmanager
@@ -137,7 +198,6 @@ def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -145,17 +205,10 @@ app = typer.Typer(
 )
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
-        typer.echo(f"ifcomp {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def ifcomp(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
+    quiet: Quiet = False,
+    version: options.Version = False,
 ) -> None:
     """Find wrong labels and out-of-distribution inputs, and calibrate predictions, from one fit of a trained
     classifier's curvature.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickletools
 import re
 import warnings
@@ -40,7 +41,7 @@ _ALLOWED_OPCODES = re.compile(
 MAX_LISTED = 8
 
 
-def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
+def load_model(spec: str, weights: str | None, device: str, *, folder: str = os.curdir) -> nn.Module:
     """Build the model, load its weights, and return it in eval mode on the device.
 
     Args:
@@ -48,11 +49,12 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
         weights: A ``.safetensors`` file, or a ``torch.save`` file of tensors in plain containers. None keeps the
             weights that the factory set.
         device: Device of the model.
+        folder: Folder in which the module is looked for if it is not installed.
 
     Raises:
         ModelError: If the model cannot be built, or the weights do not fit; lists the differences.
     """
-    model = call_factory(spec, "model", ModelError, nn.Module)
+    model = call_factory(spec, "model", ModelError, nn.Module, folder=folder)
     if not isinstance(model, nn.Module):
         raise ModelError(f"'{spec}' must return an nn.Module, but returned a {type(model).__name__}.")
     if weights is not None:
@@ -63,7 +65,9 @@ def load_model(spec: str, weights: str | None, device: str) -> nn.Module:
         raise SettingError(f"The model cannot run on --device '{device}': {_first_line(error)}.") from error
 
 
-def load_checked_model(spec: str, weights: str | None, device: str, *sources: Source) -> tuple[nn.Module, int]:
+def load_checked_model(
+    spec: str, weights: str | None, device: str, *sources: Source, folder: str = os.curdir
+) -> tuple[nn.Module, int]:
     """Load a model as `load_model` does, check it on data, and return it with its number of classes K.
 
     Args:
@@ -71,8 +75,9 @@ def load_checked_model(spec: str, weights: str | None, device: str, *sources: So
         weights: File of the weights, or None.
         device: Device of the model.
         *sources: Data that the model is checked on, at least one.
+        folder: As for `load_model`.
     """
-    model = load_model(spec, weights, device)
+    model = load_model(spec, weights, device, folder=folder)
     num_classes = [check_model(model, source, spec) for source in sources]
     return model, num_classes[0]
 

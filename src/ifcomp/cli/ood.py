@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -61,6 +62,7 @@ def ood(
     The score is the bounded complexity in nats, or the parametric complexity with --probes or --capped. Larger = more
     surprising. Labels are not used.
     """
+    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.run import open_run
     from ifcomp.scores import DESCRIPTIONS
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, PARAMETRIC_COLUMN, flag_ood, ood_metrics, ood_threshold
@@ -73,8 +75,11 @@ def ood(
     in_distribution = run.open_data(reference, reading, secondary=True).unlabelled()
     ifc = run.load_predictor(source, in_distribution)
     form: dict[str, Any] = {} if capped is None else {"capped": True, "alpha": capped}
+    form |= {} if probes is None else {"probes": probes}
+    cache, settings = open_cache(run, ifc), {**form, "damping": repr(chosen_damping)}
     reference_scores, scores = (
-        ifc.score(part.batches(), **form, probes=probes, damping=chosen_damping) for part in (in_distribution, source)
+        cache.scores(part, settings, partial(ifc.score, part.batches(), **form, damping=chosen_damping))
+        for part in (in_distribution, source)
     )
     column = OOD_COLUMN if probes is None and capped is None else PARAMETRIC_COLUMN
     threshold = ood_threshold(reference_scores.column(column), tpr)
@@ -101,7 +106,7 @@ def ood(
         facts,
         [paragraph(_summary(facts, run.is_training_data(reference))), *_top_table(facts, run.class_names(source))],
         {out: f"all {len(flags):,} inputs, most surprising first"},
-        {f"ifcomp report {path} --strange {data}": "a histogram of both in the report"},
+        {options.command_line("report", path, model=model, strange=data): "a histogram of both in the report"},
         GATE if max_flagged is not None and flagged > max_flagged else 0,
     )
 

@@ -5,12 +5,14 @@ A command takes a group as one parameter; `ifcomp.cli.main.as_command` turns eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
+from ifcomp._version import __version__
 from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 Default = TypeVar("Default", bound="Damping | None")
 
 MODEL_FORM = "package.module:factory, a function without arguments; modules in the current folder are found"
-DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE or package.module:factory"
+DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE, such a path alone, or package.module:factory"
 _DATA, _MODEL = "Data", "Model and run"
 
 #: Largest number of classes for which ``--fisher auto`` is exact. The exact Fisher has no sampling error, but its cost
@@ -100,6 +102,17 @@ SkipUncovered = Annotated[
 ]
 
 
+def _show_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"ifcomp {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True)
+]
+
+
 class Sua(StrEnum):
     """Values of ``--sua``: whether all offsets of a convolution kernel share one eigenbasis of the inputs."""
 
@@ -146,8 +159,8 @@ class ModelOptions:
         bool,
         typer.Option(
             "--trust-run",
-            help="Import the code and open the files named in the record of the run, even if you did not write it in "
-            "this folder.",
+            envvar="IFCOMP_TRUST_RUN",
+            help="Import the code and open the files that the run names, even if you did not write it.",
             rich_help_panel=_MODEL,
         ),
     ] = False
@@ -214,6 +227,35 @@ class DataOptions:
             label_column=self.label_column,
             feature_columns=parse_names(self.feature_columns),
         )
+
+
+def command_line(name: str, *arguments: str, **settings: Any) -> str:
+    """Return a command for the shell, quoted.
+
+    Args:
+        name: Name of the command.
+        *arguments: Its arguments. Upper-case placeholders such as DATA stay as they are.
+        **settings: Groups of options (dataclasses) or single options by name. Options that are None or False, and
+            those of a group that have their default, are left out.
+    """
+    words = ["ifcomp", name, *arguments]
+    for key, value in settings.items():
+        if is_dataclass(value):
+            for field in fields(value):
+                given = getattr(value, field.name)
+                words += [] if given == field.default else _option_words(field.name, given)
+        else:
+            words += _option_words(key, value)
+    return shlex.join(words)
+
+
+def _option_words(name: str, value: Any) -> list[str]:
+    if name == "grey" and value is not None:
+        return ["--grey" if value else "--colour"]
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return []
+    return [flag] if value is True else [flag, str(value)]
 
 
 # Text on the command line --------------------------------------------------------------------------------------------

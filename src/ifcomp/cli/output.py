@@ -34,6 +34,9 @@ FAILED = 1
 #: File formats of tables.
 TABLE_SUFFIXES = (".csv", ".parquet")
 
+#: Largest width to which names of files and commands are padded.
+MAX_ALIGNED = 72
+
 #: Metrics of probabilities that are printed.
 METRICS = ("accuracy", "nll", "ece", "brier")
 
@@ -61,25 +64,30 @@ class Outcome:
         content = {"command": command, **self.facts, "written": list(self.written), "exit_code": self.exit_code}
         return json.dumps(_json_value(content), indent=2, allow_nan=False)
 
-    def show(self, console: Console) -> None:
-        """Print results, written files and next steps."""
+    def show(self, console: Console, *, quiet: bool = False) -> None:
+        """Print results, and unless quiet, written files and next steps."""
         for part in self.shown:
             console.print(part)
             console.print()
-        for title, items in (("Wrote", self.written), ("Next", self.next_steps)):
-            if items:
-                console.print(_described_items(title, items))
+        for title, items in () if quiet else (("Wrote", self.written), ("Next", self.next_steps)):
+            for line in _described_items(title, items):
+                console.print(line, soft_wrap=True)
 
 
-def _described_items(title: str, items: Mapping[str, str]) -> Table:
-    """Return one line per file or command with its description. Names are not wrapped, so they can be copied."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(no_wrap=True, overflow="fold")
-    grid.add_column()
-    for name, description in items.items():
-        grid.add_row(Text(f"{title:5}", "bold"), Text(escape_control(name), "cyan"), Text(escape_control(description)))
-    return grid
+def _described_items(title: str, items: Mapping[str, str]) -> list[Text]:
+    """Return one line per file or command with its description. Lines are not broken, so commands can be copied."""
+    names = {one_line(name): one_line(description) for name, description in items.items()}
+    width = min(MAX_ALIGNED, max(map(len, names), default=0))
+    return [
+        Text.assemble((f"{title:5}", "bold"), "  ", (name.ljust(width), "cyan"), "  ", description)
+        for name, description in names.items()
+    ]
+
+
+def error_json(command: str | None, error: BaseException, message: str, exit_code: int) -> str:
+    """Return an error as a JSON object."""
+    content = {"type": type(error).__name__, "message": message}
+    return json.dumps({"command": command, "error": content, "exit_code": exit_code}, indent=2)
 
 
 def _json_value(value: Any) -> Any:
@@ -108,6 +116,11 @@ def escape_control(text: str) -> str:
         else character
         for character in text
     )
+
+
+def one_line(text: str) -> str:
+    """Escape as `escape_control` does, line breaks and tabs included."""
+    return escape_control(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def paragraph(text: str) -> Text:

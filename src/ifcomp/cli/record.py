@@ -1,35 +1,33 @@
-"""The record of a run, ``run.ifcomp.json``: the model, weights and data of the fit, as they were given.
+"""The record of a run: the model, weights and data of the fit, as they were given. It is part of the file of the run.
 
 The other commands read it, so the user names only the run. A name such as ``package.module:factory`` runs code when it
 is used, and a file that was received from somebody else must never choose which code runs. Therefore the record is
-signed together with the current folder, with a key in the user's configuration folder. A record is trusted only if
-this user wrote it in this folder. Otherwise the model and the data must be given on the command line, or the option
-``--trust-run``.
+signed with a key of the user. A record is trusted if this user wrote it, wherever the run is now. Otherwise the model
+and the data must be given on the command line, or the option ``--trust-run``. The page docs/trust/runs.md describes
+the threat model.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import os
-import secrets
-import tempfile
-from contextlib import suppress
+import re
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import typer
-
-from ifcomp._version import __version__
+from ifcomp.cli.keys import is_signed, sign
+from ifcomp.cli.output import one_line
 from ifcomp.errors import StorageError
-from ifcomp.io.files import atomic_write
-from ifcomp.io.untrusted import parse_json, read_text
+from ifcomp.io.metadata import read_entry, write_entry
+from ifcomp.io.untrusted import MAX_TEXT_BYTES, parse_json
 
-#: Version of the file format.
-SCHEMA = 1
-KEY_BYTES = 32
+#: Version of the format.
+SCHEMA = 2
+
+#: Name of the entry in the header of the run.
+ENTRY = "ifcomp-record"
+
+_FOLDER = re.compile(r"\.|\.\.(/\.\.)*")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,10 @@ class Record:
         options: Options with which it was read, as far as they were given.
         class_names: Names of the classes 0 ... K-1, or None.
         examples: Number of training examples.
-        signature: HMAC of the record and its folder; empty if there is no key.
+        digest: Digest of the training data, as in `Source.digest`.
+        folder: The folder of the fit, to which names are relative, as seen from the folder of the run: ``.`` or a
+            folder above. A run that was written elsewhere has ``.``.
+        signature: Signature of all of this; empty if there is no key.
     """
 
     model: str
@@ -52,84 +53,70 @@ class Record:
     options: dict[str, Any]
     class_names: list[str] | None
     examples: int
+    digest: str
+    folder: str = "."
     signature: str = ""
 
     @property
     def is_trusted(self) -> bool:
-        """Whether this user wrote the record in the current folder."""
-        expected = _signature(self, create=False)
-        return expected is not None and hmac.compare_digest(expected.encode(), self.signature.encode(errors="replace"))
+        """Whether this user wrote the record."""
+        return is_signed(self._content, self.signature)
+
+    def signed(self) -> Record:
+        """Return the record with the signature of this user."""
+        return replace(self, signature=sign(self._content))
+
+    @property
+    def _content(self) -> bytes:
+        return json.dumps(asdict(replace(self, signature="")), sort_keys=True).encode()
 
 
-def record_path(run: str) -> str:
-    """Return the path of the record of a run."""
-    return f"{run}.json"
+def folder_of_fit(run: str) -> str:
+    """Return the current folder as seen from the folder of the run, if the run is in it or below it, else ``.``."""
+    above = os.path.relpath(os.curdir, os.path.dirname(os.path.abspath(run))).replace(os.sep, "/")
+    return above if _FOLDER.fullmatch(above) else "."
 
 
-def write_record(run: str, record: Record) -> str:
-    """Sign and write the record of a run, and return its path. Atomic."""
-    signed = replace(record, signature=_signature(record, create=True) or "")
-    content = {"schema": SCHEMA, "version": __version__, **asdict(signed)}
-    with atomic_write(record_path(run)) as scratch:
-        scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return record_path(run)
+def write_record(run: str | os.PathLike[str], record: Record) -> None:
+    """Write a record, signed or not, into the file of a run. Atomic."""
+    write_entry(run, ENTRY, json.dumps({"schema": SCHEMA, **asdict(record)}))
 
 
 def read_record(run: str) -> Record | None:
-    """Return the record of a run, or None if there is none.
+    """Return the record of a run, or None if it has none.
 
     Raises:
-        StorageError: If the record is damaged.
+        StorageError: If the run cannot be read, or the record is damaged.
     """
-    path = Path(record_path(run))
-    if not os.path.lexists(path):
+    try:
+        text = read_entry(run, ENTRY)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Cannot read the run '{run}': {one_line(str(error))}.") from error
+    if text is None:
         return None
     try:
-        content = parse_json(read_text(path))
+        if len(text) > MAX_TEXT_BYTES:
+            raise ValueError("it is too large")
+        content = parse_json(text)
         schema = content.pop("schema")
         if schema != SCHEMA:
             raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
-        del content["version"]
         record = Record(**content)
         _check_types(record)
         return record
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"Cannot read the record '{path}' ({error}). Fit again, or remove it.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = one_line(str(error))
+        raise StorageError(f"Cannot read the record in '{run}' ({reason}). Fit again.") from error
 
 
 def _check_types(record: Record) -> None:
     if not isinstance(record.class_names, list | None):
         raise TypeError("'class_names' is not a list")
-    texts = [record.model, record.data, record.signature, *(record.class_names or [])]
+    texts = [record.model, record.data, record.digest, record.folder, record.signature, *(record.class_names or [])]
     texts += [] if record.weights is None else [record.weights]
     if not (all(isinstance(text, str) for text in texts) and isinstance(record.examples, int)):
         raise TypeError("an entry has the wrong type")
     if not isinstance(record.options, dict):
         raise TypeError("'options' is not an object")
-
-
-def _signature(record: Record, *, create: bool) -> str | None:
-    """Return the HMAC of the record and the current folder, or None if there is no key."""
-    key = _key(create)
-    if key is None:
-        return None
-    content = json.dumps([os.path.realpath(os.curdir), asdict(replace(record, signature=""))], sort_keys=True)
-    return hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
-
-
-def _key(create: bool) -> bytes | None:
-    """Return the user's key, created at first use, or None if it cannot be read or created."""
-    path = Path(typer.get_app_dir("ifcomp")) / "run-key"
-    try:
-        if create and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=path.parent)  # readable by the user only
-            with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-            with suppress(FileExistsError):  # another process was first: its key is used
-                os.link(scratch, path)
-            os.unlink(scratch)
-        key = path.read_bytes()
-    except OSError:
-        return None
-    return key if len(key) == KEY_BYTES else None
+    if not _FOLDER.fullmatch(record.folder):
+        raise ValueError("'folder' is neither the folder of the run nor one above it")

@@ -12,6 +12,7 @@ from ifcomp.cli.output import Outcome, check_target, paragraph
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
+    from ifcomp.cli.cache import Cache
     from ifcomp.cli.run import Run
     from ifcomp.data.sources import Source
     from ifcomp.report import ComplexityGroups, ReliabilityPair
@@ -40,6 +41,7 @@ def report(
     ] = None,
 ) -> Outcome:
     """Write one self-contained HTML file with suspicious labels, calibration, complexity and coverage."""
+    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.run import check_labelled, open_run
 
     check_target(out, (".html",))
@@ -53,9 +55,10 @@ def report(
     if ifc.calibration is not None and held_out_source is not None:
         check_labelled(held_out_source)
         parts["calibration"] = _reliability(ifc, held_out_source)
-    audit = ifc.audit(source.batches())
+    cache = open_cache(run, ifc)
+    audit = cache.audit(source, None, lambda: ifc.audit(source.batches()))
     if held_out_source is not None or ood_sources:
-        parts["ood"] = _complexity(ifc, held_out_source or source, ood_sources)
+        parts["ood"] = _complexity(ifc, cache, held_out_source or source, ood_sources)
     write_report(out, run, ifc, source, audit, title=title, **parts)
     facts = {"headline": audit.headline, "examples": len(audit.frame), "suspects": len(audit.suspects)}
     return Outcome(
@@ -74,13 +77,17 @@ def _reliability(ifc: IFComp, held_out: Source) -> ReliabilityPair:
     return ReliabilityPair(curves["model"], curves["calibrated"], "model", "calibrated")
 
 
-def _complexity(ifc: IFComp, in_distribution: Source, ood_sources: Mapping[str, Source]) -> ComplexityGroups:
+def _complexity(
+    ifc: IFComp, cache: Cache, in_distribution: Source, ood_sources: Mapping[str, Source]
+) -> ComplexityGroups:
     """Return the bounded complexity of in-distribution and OOD inputs in nats."""
     from ifcomp.report import ComplexityGroups
     from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING
 
     def complexity(source: Source) -> Any:
-        return ifc.score(source.unlabelled().batches(), damping=OOD_DAMPING).column(OOD_COLUMN)
+        inputs, settings = source.unlabelled(), {"damping": repr(OOD_DAMPING)}
+        scores = cache.scores(inputs, settings, lambda: ifc.score(inputs.batches(), damping=OOD_DAMPING))
+        return scores.column(OOD_COLUMN)
 
     ood = {name: complexity(source) for name, source in ood_sources.items()}
     return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)

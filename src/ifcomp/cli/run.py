@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from ifcomp import IFComp
 from ifcomp.cli.model import load_checked_model
 from ifcomp.cli.options import DataOptions, ModelOptions
-from ifcomp.cli.record import Record, read_record, record_path, write_record
+from ifcomp.cli.output import one_line
+from ifcomp.cli.record import Record, read_record, write_record
 from ifcomp.data.batches import as_batches
 from ifcomp.data.checks import check_labels
-from ifcomp.data.sources import IndexedBatches, Source, SourceOptions, open_source, source_kind
+from ifcomp.data.sources import KINDS as SOURCE_KINDS
+from ifcomp.data.sources import PREFIXES, IndexedBatches, Source, SourceOptions, complete_name, open_source, source_kind
 from ifcomp.distributed import process_info
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
 from ifcomp.io.checkpoints import Checkpoint
@@ -51,17 +53,45 @@ class Run:
     @property
     def weights(self) -> str | None:
         """File of the weights."""
-        return self.options.weights or (self.record.weights if self.record else None)
+        if self.options.weights or self.record is None or self.record.weights is None:
+            return self.options.weights
+        return self._located(self.record.weights)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the fit, to which the names in the record are relative; the current folder without one."""
+        if self.path is None or self.record is None:
+            return os.curdir
+        return os.path.normpath(os.path.join(os.path.dirname(self.path), self.record.folder))
+
+    def _located(self, path: str) -> str:
+        """Return a path of the record: in the folder of the fit, or in the current folder if it is only there."""
+        there = os.path.normpath(os.path.join(self.folder, os.path.expanduser(path)))
+        return path if os.path.exists(path) and not os.path.exists(there) else there
+
+    def _folder_of_module(self, spec: str) -> str:
+        """Return the folder of the fit if the module of a factory is in it, else the current folder."""
+        module = os.path.join(self.folder, spec.partition(":")[0].partition(".")[0])
+        return self.folder if os.path.isdir(module) or os.path.isfile(f"{module}.py") else os.curdir
+
+    @property
+    def training_data(self) -> str | None:
+        """Name of the training data, or None if there is no record."""
+        if self.record is None:
+            return None
+        prefix, colon, path = self.record.data.partition(":")
+        return f"{prefix}:{self._located(path)}" if colon and prefix in SOURCE_KINDS else self.record.data
 
     def load_predictor(self, *sources: Source) -> IFComp:
         """Load the model, check it on each of the sources, and load the fit, if any."""
-        model, _ = load_checked_model(self.model, self.weights, self.options.device, *sources)
-        if self.path is None:
-            return IFComp(model, skip_uncovered=True)
-        ifc = IFComp.load(self.path, model)
-        if self.record is not None and read_record(self.path) != self.record:
-            raise StorageError(f"'{self.path}' was replaced by another fit while it was read. Run this again.")
-        return ifc
+        folder = os.curdir if self.options.model else self._folder_of_module(self.model)
+        model, _ = load_checked_model(self.model, self.weights, self.options.device, *sources, folder=folder)
+        return IFComp(model, skip_uncovered=True) if self.path is None else IFComp.load(self.path, model)
+
+    def save(self, ifc: IFComp) -> None:
+        """Write the predictor to the file of the run, with the record that it has."""
+        assert self.path is not None
+        write_run(self.path, ifc, read_record(self.path))
 
     def open_data(
         self,
@@ -84,7 +114,7 @@ class Run:
         """
         record = self.record
         missing = "the data" if self.path else "the data with --data"
-        name = spec or (record.data if record is not None else self._refuse(missing))
+        name = complete_name(spec or self.training_data or self._refuse(missing))
         names = record.class_names if record is not None and labelled else None
         options = self._data_options(name, reading, secondary)
         if like is not None:
@@ -93,17 +123,15 @@ class Run:
             )
         # The label column of the record may be missing in new data; one that was named may not.
         needs_labels = labelled and (spec is None or reading.label_column is not None)
-        source = open_source(name, options, class_names=names, labelled=needs_labels)
-        if spec is None and record and isinstance(source.data, IndexedBatches) and len(source) != record.examples:
-            raise DataError(
-                f"'{record.data}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
-                "Fit again, or name the data."
-            )
+        folder = os.curdir if spec else self._folder_of_module(name)
+        source = open_source(name, options, class_names=names, labelled=needs_labels, folder=folder)
+        if spec is None and record is not None:
+            _check_unchanged(source, record)
         return source if labelled else source.unlabelled()
 
     def is_training_data(self, spec: str | None) -> bool:
         """Return whether the name is that of the training data; None is."""
-        return spec is None or (self.record is not None and spec == self.record.data)
+        return spec is None or (self.training_data is not None and complete_name(spec) == self.training_data)
 
     def class_names(self, source: Source) -> tuple[str, ...] | None:
         """Return the class names of the run, or those of the data if the run has none."""
@@ -123,14 +151,26 @@ class Run:
             raise SettingError(f"There is no run, so name {missing}.")
         record = read_record(self.path)
         if record is None:
-            raise SettingError(
-                f"There is no record '{record_path(self.path)}' beside the run, so name {missing} yourself."
-            )
-        weights = f" --weights {record.weights}" if record.weights else ""
+            raise SettingError(f"The run '{self.path}' was not written by 'ifcomp fit', so name {missing} yourself.")
+        names = {"data": record.data, "--model": record.model, "--weights": record.weights}
+        listed = " ".join(f"{key} {shlex.quote(one_line(name))}" for key, name in names.items() if name)
         raise SettingError(
-            f"'{record_path(self.path)}' was not written by you in this folder, so the code and files that it names "
-            f"are not used. Go to the folder where you fitted the run, or name them yourself if you know them: "
-            f"data {record.data}, --model {record.model}{weights}. If you trust its author, add --trust-run."
+            f"You did not write the run '{self.path}' on this computer, so the code and files that it names are not "
+            f"used. Name them yourself if you know them: {listed}. If you trust its author, add --trust-run."
+        )
+
+
+def _check_unchanged(source: Source, record: Record) -> None:
+    """Raise DataError if the data is not that of the fit."""
+    if isinstance(source.data, IndexedBatches) and len(source) != record.examples:
+        raise DataError(
+            f"'{source.spec}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
+            "Fit again, or name the data."
+        )
+    if source.digest() != record.digest:
+        raise DataError(
+            f"'{source.spec}' differs from the data of the fit: other inputs, labels or order. Fit again, or name the "
+            "data."
         )
 
 
@@ -138,6 +178,11 @@ def open_run(path: str | None, options: ModelOptions) -> Run:
     """Read the record of a run and decide whether it is trusted. None stands for a model without a run."""
     if path is None:
         return Run(None, options, None)
+    if os.path.isdir(path) or (os.path.isfile(path) and os.path.splitext(path)[1].lower() in PREFIXES):
+        raise SettingError(
+            f"'{path}' is data, not a run. Name the run first. 'ifcomp audit' works without a run: --model "
+            f"package.module:factory --weights FILE --data {shlex.quote(path)}."
+        )
     if not os.path.isfile(path):
         raise StorageError(f"There is no run '{path}'. Create one with 'ifcomp fit MODEL DATA --out {path}'.")
     record = read_record(path)
@@ -153,7 +198,7 @@ def stored_options(record: Record) -> SourceOptions:
         }
         return SourceOptions(**stored)
     except (TypeError, SettingError) as error:
-        raise StorageError(f"The record of the run is damaged ({error}). Fit again.") from error
+        raise StorageError(f"The record of the run is damaged ({one_line(str(error))}). Fit again.") from error
 
 
 def recorded_options(options: SourceOptions, source: Source) -> dict[str, Any]:
@@ -243,33 +288,27 @@ def predict_source(
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def write_run(path: str, ifc: IFComp, record: Record) -> None:
-    """Write a fit and its record.
-
-    The record of an older run is removed once the new fit is on disk and before it is renamed. A command that is killed
-    in between leaves a run without a record, never a run with the record of another.
-    """
+def write_run(path: str, ifc: IFComp, record: Record | None) -> None:
+    """Write a fit and its record to one file. Atomic."""
     with atomic_write(path) as scratch:
         ifc.save(scratch)
-        if process_info().rank == 0:
-            Path(record_path(path)).unlink(missing_ok=True)
-    write_record(path, record)
+        if record is not None and process_info().rank == 0:
+            write_record(scratch, record)
 
 
 @contextmanager
-def resumable(every: float, *outputs: str) -> Iterator[Checkpoint]:
-    """Open a checkpoint beside the first output file. Only one command at a time can use it.
+def resumable(every: float, output: str) -> Iterator[Checkpoint]:
+    """Open a checkpoint beside the output file. Only one command at a time can use it.
 
     Temporary files of a killed command are removed first.
 
     Args:
         every: Seconds between two saves.
-        *outputs: Files that the command writes.
+        output: File that the command writes.
     """
-    with Checkpoint(f"{outputs[0]}.partial", every, on_interrupt=_print_stopping) as checkpoint:
+    with Checkpoint(f"{output}.partial", every, on_interrupt=_print_stopping) as checkpoint:
         if process_info().rank == 0:
-            for path in outputs:
-                remove_scratch_files(path)
+            remove_scratch_files(output)
         yield checkpoint
 
 

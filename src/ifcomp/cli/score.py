@@ -82,9 +82,11 @@ def score(
         "settings": dict(scores.settings),
         "summary": summary(scores),
     }
-    next_steps = {f"ifcomp audit {path}": "find wrong training labels"}
-    if not was_seen:
-        next_steps = {f"ifcomp ood {path} {data}": "find inputs unlike the training data"}
+    given = [] if data is None else [data]
+    next_steps = {options.command_line("audit", path, *given, model=model, reading=reading): "find wrong labels"}
+    if not was_seen and data is not None:
+        command = options.command_line("ood", path, data, model=model, reading=reading)
+        next_steps = {command: "find inputs unlike the training data"}
     return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, next_steps)
 
 

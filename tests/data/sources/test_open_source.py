@@ -10,14 +10,14 @@ import torch
 from source_helpers import read_all
 from torch import Tensor
 
-from ifcomp.data.sources import SourceOptions, open_source
+from ifcomp.data.sources import SourceOptions, complete_name, open_source
 from ifcomp.errors import SettingError
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        *("", "digit", "digits:", "digits:x", "npz:", "npz", "folder:", "a.npz", "mod:", ":f"),
+        *("", "digit", "digits:", "digits:x", "npz:", "npz", "folder:", "a.txt", "mod:", ":f"),
         *("a b:c", "csv:", "tsv:x.tsv", "../evil:f", "m:f()"),
     ],
 )
@@ -25,6 +25,33 @@ def test_unknown_names_are_refused(spec: str) -> None:
     forms = r"digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE or package\.module:factory"
     with pytest.raises(SettingError, match=f"Data must be named as {forms}, but is '"):
         open_source(spec)
+
+
+def test_paths_without_a_prefix(scratch_folder: Path) -> None:
+    np.savez("a.npz", x=np.ones((2, 3)), y=np.array([0, 1]))
+    Path("My table.CSV").write_text("u,label\n1,0\n2,1\n")
+    Path("images").mkdir()
+    Path("notes.txt").touch()
+    names = {"a.npz": "npz:a.npz", "./a.npz": "npz:./a.npz", "My table.CSV": "csv:My table.CSV"}
+    names |= {"images": "folder:images", "images/": "folder:images/", "npz:a.npz": "npz:a.npz", "m:f": "m:f"}
+    assert {name: complete_name(name) for name in names} == names
+    assert open_source("a.npz").spec == "npz:a.npz"
+    assert len(open_source("My table.CSV")) == 2
+    with pytest.raises(SettingError, match=r"There is no file 'b\.parquet'\. Data must be named as"):
+        open_source("b.parquet")
+    with pytest.raises(SettingError, match=r"Did you mean npz:notes\.txt or parquet:notes\.txt or csv:notes\.txt"):
+        open_source("notes.txt")
+
+
+def test_digest_depends_on_content_and_order_but_not_on_the_batches(scratch_folder: Path) -> None:
+    x, y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
+    variants = {"a": (x, y), "order": (x[::-1], y[::-1]), "label": (x, 1 - y), "shape": (x.reshape(10, 3, 1), y)}
+    for name, (inputs, labels) in variants.items():
+        np.savez(f"{name}.npz", x=inputs, y=labels)
+    digests = {name: open_source(f"{name}.npz").digest() for name in variants}
+    assert len(set(digests.values())) == len(variants)
+    assert open_source("a.npz", SourceOptions(batch_size=3)).digest() == digests["a"]
+    assert open_source("a.npz").unlabelled().digest() not in digests.values()
 
 
 @pytest.mark.parametrize(

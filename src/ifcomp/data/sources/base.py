@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
-from ifcomp.data.batches import as_batches
+from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.sources.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ class SourceRequest:
         options: How to read the data.
         class_names: Names of the classes 0 ... K-1 if known.
         needs_labels: Whether a label column named in the options must exist.
+        folder: Folder in which the module of a factory is looked for.
     """
 
     spec: str
@@ -32,6 +36,7 @@ class SourceRequest:
     options: SourceOptions
     class_names: tuple[str, ...] | None
     needs_labels: bool
+    folder: str = os.curdir
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +105,7 @@ class Source:
     names: tuple[str, ...] | None = None
     texts: tuple[str, ...] | None = None
     feature_columns: tuple[str, ...] | None = None
+    _computed: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         """Number of examples. Counting the data of a factory takes one pass."""
@@ -118,6 +124,31 @@ class Source:
         data = (SizedUnlabelled if isinstance(self.data, Sized) else Unlabelled)(self.data)
         return replace(self, data=data, class_names=None)
 
+    def digest(self) -> str:
+        """Return the digest of all inputs and labels in order. One pass over the data; computed once.
+
+        The digest of examples of equal shape does not depend on the size of the batches.
+        """
+        if "digest" not in self._computed:
+            self._computed["digest"] = digest_batches(as_batches(self.data))
+        return self._computed["digest"]
+
     def preview(self, indices: Iterable[int]) -> list[Preview]:
         """Return previews of the examples at the given positions, in that order."""
         return self.previews(list(indices))
+
+
+def digest_batches(batches: Iterable[Batch]) -> str:
+    """Return a SHA-256 digest of the tensors of all batches, in hexadecimal digits."""
+    streams: dict[int, Any] = {}
+    forms: dict[int, str] = {}
+    for batch in batches:
+        tensors = [*batch.tensors(), *([] if batch.labels is None else [batch.labels])]
+        for place, value in enumerate(tensors):
+            stream = streams.setdefault(place, hashlib.sha256())
+            form = f"{value.dtype} {list(value.shape[1:])} "
+            if forms.get(place) != form:
+                stream.update(form.encode())
+                forms[place] = form
+            stream.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hashlib.sha256(" ".join(stream.hexdigest() for stream in streams.values()).encode()).hexdigest()

@@ -31,7 +31,7 @@ def open_factory(request: SourceRequest) -> Source:
         DataError: If the function fails, or returns an iterator, shuffled data or no batches.
     """
     spec = request.spec
-    data = call_factory(spec, "data", DataError)
+    data = call_factory(spec, "data", DataError, folder=request.folder)
     class_names, texts = _string_attribute(data, "classes"), _string_attribute(data, "texts")
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         data = DataLoader(data, request.options.batch_size_or_default)
