@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.blocks.block import Basis, Block
+from ifcomp.curvature.reference import reference_elements
 from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form
@@ -163,12 +164,14 @@ def estimate(
     fit_peaks = [_peak(microbatches, first, passes.cotangents) for microbatches in passes.microbatches]
     score_peak = _peak(evaluation.microbatches, first, probes or recorder.num_classes)
     layers = tuple(_layer(block, itemsize) for block in recorder.blocks)
+    reference_bytes = reference_elements(recorder, examples) * itemsize
+    fit_peaks[1] += reference_bytes
     return Estimate(
         layers,
         examples,
         process_bytes(max(*fit_peaks, eigen_bytes(recorder.blocks, itemsize))),
         process_bytes(score_peak),
-        sum(layer.disk for layer in layers),
+        sum(layer.disk for layer in layers) + reference_bytes,
         (first_pass + second_pass) * examples + eigen_seconds,
         score * examples,
     )

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -40,6 +40,7 @@ from ifcomp.data.checks import (
 from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
+from ifcomp.detection import FEW_HELD_OUT, MIN_HELD_OUT, MemberScorer, OODDetector
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     DataError,
@@ -86,6 +87,8 @@ from ifcomp.scoring import (
 )
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.ood import OOD_DAMPING, check_members, ood_threshold
+from ifcomp.tasks.ood_rule import OODRule
 
 #: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -102,9 +105,11 @@ class IFComp:
         >>> ifc.calibrate(held_out_loader)            # temperature and alpha of predictions
         >>> ifc.predict_proba(x)                      # calibrated distribution, [B, K]
         >>> ifc.predict_set(x, coverage=0.95)         # prediction sets, [B, K] booleans
+        >>> gate = ifc.ood_detector(held_out_loader)  # detector of inputs unlike the training data
+        >>> gate.predict(x)                           # [B] booleans
         >>> ifc.stochastic_complexity(x, y)           # suspicion of labels, [B], nats
         >>> ifc.parametric_complexity(x)              # unfamiliarity of inputs, [B], nats
-        >>> ifc.bounded_complexity(x)                 # the same between 0 and log K, for OOD detection
+        >>> ifc.bounded_complexity(x)                 # the same between 0 and log K
     """
 
     def __init__(
@@ -159,6 +164,8 @@ class IFComp:
         self._checksums: list[tuple[int, int, complex]] = []
         self._evaluated: Evaluation | None = None
         self._calibration: Calibration | None = None
+        self._scorer: MemberScorer | None = None
+        self._detector: OODDetector | None = None
 
     @property
     def beta(self) -> float:
@@ -325,6 +332,106 @@ class IFComp:
         probability = self.predict_proba(x)
         return torch.from_numpy(rule.sets(probability.cpu().numpy(), coverage)).to(probability.device)
 
+    @explain_dead_workers()
+    def ood_detector(
+        self,
+        held_out: Any,
+        tpr: float = 0.95,
+        score: str | Sequence[str] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> OODDetector:
+        """Build a detector of inputs that are unlike the training data, from held-out in-distribution data.
+
+        The score joins its members without a parameter: the sum of the log-odds of their quantile ranks among the
+        held-out inputs, in nats (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are bounded
+        complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest penultimate
+        features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity has a small
+        damping of its own, ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without complexity.
+
+        Args:
+            held_out: Inputs that the model was not trained on, as for `fit`; labels are not used. At least 20 examples,
+                better 200 or more.
+            tpr: Share of the held-out inputs to accept, in (0, 1].
+            score: Name of one member, whose score is used alone in its own unit, or several names. None is the default:
+                all three. A model whose logits are not the output of a linear layer has no neighbours; they are left
+                out with a warning.
+            progress: Show a progress bar; None shows it on terminals.
+
+        Raises:
+            NotFittedError: Before `fit`, or if the factors have no reference set for neighbours.
+            ModelError: If ``score`` names neighbours and the model has no penultimate features.
+            DataError: If there are too few held-out examples.
+        """
+        members, factors = check_members(score), self._fitted
+        ood_threshold([0.0], tpr)  # checks tpr before any work is done
+        first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
+        scorer = self._member_scorer(first)
+        left_out = scorer.missing(members)
+        for name, reason in left_out.items():
+            if score is not None:
+                raise ModelError(f"score= names {name}, but {reason}. Leave {name} out.")
+            warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=3)
+        members = tuple(name for name in members if name not in left_out)
+        frame = scorer.score(batches, members)
+        if len(frame) < MIN_HELD_OUT:
+            raise DataError(f"A detector needs at least {MIN_HELD_OUT} held-out examples, but got {len(frame)}.")
+        if len(frame) < FEW_HELD_OUT:
+            message = (
+                f"{len(frame)} held-out examples are few: the threshold is uncertain. Give {FEW_HELD_OUT} or more."
+            )
+            warnings.warn(message, IfcompWarning, stacklevel=3)
+        settings = {
+            **self._detector_identity(factors),
+            "held_out_examples": len(frame),
+            "tpr": tpr,
+            "members": list(members),
+            "left_out": left_out,
+            "neighbours": scorer.neighbour_count if "neighbours" in members else None,
+            "reference_examples": len(scorer.reference) if "neighbours" in members else None,
+            "version": __version__,
+        }
+        rule = OODRule(members, {name: frame[name].to_numpy(copy=True) for name in members}, float(tpr), settings)
+        self._detector = OODDetector(rule, self._read_members)
+        return self._detector
+
+    @property
+    def detector(self) -> OODDetector | None:
+        """The latest result of `ood_detector`, also after `load`; None before. `fit` removes it."""
+        return self._detector
+
+    def _read_members(self, rule: OODRule, data: Any, *, is_data: bool, progress: bool | None = None) -> pd.DataFrame:
+        """Member scores for a detector, one row per example.
+
+        Args:
+            rule: Rule of the detector. It must belong to this model and fit.
+            data: Inputs of a call, or data.
+            is_data: Whether ``data`` is data. Its rows have the names of the examples, if they are known.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        rule.check_fit(self._detector_identity(self._fitted))
+        if not is_data:
+            batch = replace(self._batch(data), labels=None)
+            return self._member_scorer(batch).score([batch], rule.members)
+        known = self._data(data)
+        warn_if_shuffled(known.batches)
+        first, batches = _unlabelled(known, "table", progress)
+        frame = self._member_scorer(first).score(batches, rule.members)
+        names = None if known.example_names is None else known.example_names()
+        return frame if len(names or ()) != len(frame) else frame.assign(name=names)
+
+    def _member_scorer(self, first: Batch) -> MemberScorer:
+        """The scorer of this fit. ``first`` verifies a model whose factors were loaded."""
+        with exclusive(self.model):
+            kept, factors = self._scorer, self._fitted
+            if kept is None or kept.evaluation.factors is not factors or kept.evaluation.recorder is not self._recorder:
+                self._scorer = kept = MemberScorer(self._evaluation(first, OOD_DAMPING))
+            return kept
+
+    def _detector_identity(self, factors: Factors) -> dict[str, Any]:
+        """Settings that identify model, fit and damping of a detector, as plain JSON."""
+        return {**self._fit_identity(factors), "damping": repr(OOD_DAMPING)}
+
     def parametric_complexity(
         self,
         x: Any,
@@ -355,11 +462,11 @@ class IFComp:
         """Parametric complexity with hindsight probabilities below 1: between 0 and log K nats, [B].
 
         It is also large for confident predictions far from the training data, and alpha follows from the training data
-        (`ifcomp.complexity.bounded_complexity`). `ifcomp.tasks.ood` uses it.
+        (`ifcomp.complexity.bounded_complexity`). `ood_detector` joins it with other scores at a damping of its own.
 
         Args:
             x: Inputs.
-            damping: Overrides the damping of the predictor; `ifcomp.tasks.ood.OOD_DAMPING` for OOD detection.
+            damping: Overrides the damping of the predictor.
         """
         return self._column("bounded_complexity", replace(self._batch(x), labels=None), ScoreOptions(), damping)
 
@@ -568,7 +675,7 @@ class IFComp:
         return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write factors, settings and `calibration` to one safetensors file, atomically."""
+        """Write factors, settings, `calibration` and `detector` to one safetensors file, atomically."""
         relative = isinstance(self.damping, Relative)
         options = {
             "selection": asdict(self._selection),
@@ -578,6 +685,8 @@ class IFComp:
             "columns": None if self._columns is None else list(self._columns),
         }
         results = {} if self._calibration is None else {"calibration": self._calibration.to_json()}
+        if self._detector is not None:
+            results["detector"] = self._detector.rule.to_json()
         saved = factor_files.SavedFactors(self._fitted, self._fingerprint, options, __version__, results)
         factor_files.save(path, saved)
 
@@ -609,13 +718,7 @@ class IFComp:
             ) from error
         advice = "Is the file damaged, or was the model's code changed? Fit again."
         loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
-        if "calibration" in stored.results:
-            try:
-                loaded.calibration = Calibration.from_json(stored.results["calibration"])
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-                raise StorageError(
-                    f"Cannot read the calibration in '{path}': it is damaged ({error}). Fit and calibrate again."
-                ) from error
+        loaded._restore(stored.results, path)
         return loaded
 
     @classmethod
@@ -649,6 +752,22 @@ class IFComp:
         advice = "Give the model and sua= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
+
+    def _restore(self, results: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+        """Restore calibration and detector from a file."""
+        name = ""
+        try:
+            if (name := "calibration") in results:
+                self.calibration = Calibration.from_json(results[name])
+            if (name := "detector") in results:
+                rule = OODRule.from_json(results[name])
+                rule.check_fit(self._detector_identity(self._fitted))
+                self._detector = OODDetector(rule, self._read_members)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, DataError) as error:
+            verb = {"calibration": "calibrate", "detector": "call ood_detector"}[name]
+            raise StorageError(
+                f"Cannot read the {name} in '{path}': it is damaged ({error}). Fit and {verb} again."
+            ) from error
 
     def _data(self, data: Any) -> Data:
         """Turn any form of data into batches. A table has the columns of the fit."""
@@ -764,7 +883,17 @@ def fit_together(
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
-            predictor._calibration = None
+            predictor._calibration = predictor._scorer = predictor._detector = None
+
+
+def _unlabelled(data: Data, verb: str, progress: bool | None) -> tuple[Batch, Iterator[Batch]]:
+    """Return the first batch of data, and all batches, without labels."""
+    progress = progress if process_info().rank == 0 else False
+    batches = (replace(batch, labels=None) for batch in as_batches(track(data.batches, "OOD scores", progress)))
+    first = next(batches, None)
+    if first is None:
+        raise EmptyDataError(f"{verb} needs at least one example, but the data is empty.")
+    return first, itertools.chain([first], batches)
 
 
 def _first_of_audit(data: Data, name: str) -> Batch:
