@@ -2,8 +2,8 @@
 
 Members are chosen on the networks of `CHOICE` and reported on those of `REPORT`, from the files that
 `experiments.ood_defaults.members` wrote. Small networks on tables, texts and digits are trained here; they show what
-happens if a member fails. A join is the sum over its members of the log-odds ``log(q / (1 - q))`` of their ranks q
-among held-out inputs, or of the surprisal ``-log(1 - q)`` (Fisher's combination of p-values).
+happens if a member fails. A join is the sum over its members of the surprisal ``-log p``, where p is the share
+of held-out inputs with a larger score, or of the log-odds ``log((1 - p) / p)``.
 
     IFCOMP_CACHE=... python -m experiments.ood_defaults.joins
 """
@@ -26,7 +26,7 @@ from ifcomp import IFComp
 from ifcomp.curvature.reference import unit_rows
 from ifcomp.errors import IfcompWarning
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
-from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS, join_scores, ood_metrics, rank_log_odds
+from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS, join_scores, ood_metrics, rank_surprisal
 from ifcomp.tasks.simple_scores import energy, max_softmax
 
 HERE = Path(__file__).parent
@@ -37,10 +37,10 @@ SMALL = {name: (make, arguments, seeds) for name, (make, arguments, seeds) in SI
 SETTINGS = {"fit_images": FIT_IMAGES, "reference_images": REFERENCE_IMAGES, "images": IMAGES, "neighbours": NEIGHBOURS}
 
 
-def surprisal(values: Scores, held_out: Scores, members: tuple[str, ...]) -> np.ndarray:
-    """Return the sum over members of ``-log(1 - q)``, [N]."""
-    log_odds = [rank_log_odds(values[name], held_out[name]) for name in members]
-    return np.sum([np.logaddexp(0, value) for value in log_odds], axis=0)
+def join_log_odds(values: Scores, held_out: Scores, members: tuple[str, ...]) -> np.ndarray:
+    """Return the sum over members of ``log((1 - p) / p)``, [N]."""
+    surprisals = [rank_surprisal(values[name], held_out[name]) for name in members]
+    return np.sum([np.log(np.expm1(value)) for value in surprisals], axis=0)
 
 
 def aurocs(held_out: Scores, inside: Scores, outside: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
@@ -48,8 +48,8 @@ def aurocs(held_out: Scores, inside: Scores, outside: Mapping[str, Scores]) -> d
 
     def scores(values: Scores) -> dict[str, np.ndarray]:
         joined = {" + ".join(join): join_scores(values, held_out, join) for join in JOINS}
-        fisher = {f"{' + '.join(join)}, surprisal": surprisal(values, held_out, join) for join in JOINS}
-        return {**values, **joined, **fisher}
+        log_odds = {f"{' + '.join(join)}, log-odds": join_log_odds(values, held_out, join) for join in JOINS}
+        return {**values, **joined, **log_odds}
 
     ours = scores(inside)
     others = {kind: scores(values) for kind, values in outside.items()}
@@ -111,7 +111,9 @@ def page(results: dict[str, Any]) -> str:
             if name in results:
                 found = results[name]["auroc"]
                 kinds = list(found["energy"])
-                rows = [[titles[score], *values.values(), np.mean(list(values.values()))] for score, values in found.items()]
+                rows = [
+                    [titles[score], *values.values(), np.mean(list(values.values()))] for score, values in found.items()
+                ]
                 parts.append(f"{name} ({purpose}):\n\n" + _table(["score", *kinds, "mean"], rows))
     runs_of = {name: [run["auroc"] for key, run in results.items() if key.startswith(name)] for name in SMALL}
     rows = [

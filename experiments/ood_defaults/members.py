@@ -72,7 +72,6 @@ def collect(name: str, subject: Subject) -> None:
             arrays |= {"logits": outputs.logits.numpy(), "complexity": bounded.numpy()}
         with atomic_write(folder / f"{key}.npz") as scratch, scratch.open("wb") as file:
             np.savez(file, **arrays)
-        print(f"{name}: {key}", flush=True)
     (folder / "complete").touch()
 
 

@@ -19,6 +19,7 @@ from ifcomp.data.batches import Batch
 from ifcomp.distributed import gather_rows, shard_batches
 from ifcomp.errors import ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
+from ifcomp.prediction import MAX_EXACT_CLASSES
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 from ifcomp.tasks.ood import Floats
 from ifcomp.tasks.ood_rule import OODRule
@@ -54,18 +55,28 @@ class MemberScorer:
         assert self.evaluation.factors.reference is not None
         return unit_rows(self.evaluation.factors.reference)
 
-    def missing(self, members: Sequence[str]) -> dict[str, str]:
-        """Return the members that the model does not have, with the reason.
+    def missing(self, members: Sequence[str], is_default: bool) -> dict[str, str]:
+        """Return the members to leave out of a score, with the reason.
+
+        Args:
+            members: Names in `ifcomp.tasks.ood.MEMBERS`.
+            is_default: Whether they are the default, which leaves out complexity for many classes.
 
         Raises:
+            ModelError: If neighbours are not a default and the model has no penultimate features.
             NotFittedError: If the factors have no reference set although the model has penultimate features.
         """
-        if "neighbours" not in members:
-            return {}
-        if self.evaluation.recorder.verified.head is None:
-            return {"neighbours": "the logits of the model are not the output of a linear layer"}
-        check_reference(self.evaluation.factors, self.evaluation.recorder.verified.head.features)
-        return {}
+        left_out, classes = {}, self.evaluation.factors.num_classes
+        head = self.evaluation.recorder.verified.head
+        if is_default and classes > MAX_EXACT_CLASSES:
+            left_out["complexity"] = f"it needs a backward pass for each of {classes:,} labels"
+        if "neighbours" in members and head is None:
+            left_out["neighbours"] = "the logits of the model are not the output of a linear layer"
+            if not is_default:
+                raise ModelError(f"score= names neighbours, but {left_out['neighbours']}. Leave neighbours out.")
+        if "neighbours" in members and head is not None:
+            check_reference(self.evaluation.factors, head.features)
+        return left_out
 
     def score(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
         """Return prediction, confidence, max softmax, energy and the members of every example, in order.
@@ -166,8 +177,8 @@ class OODDetector:
     def score(self, x: Any) -> Tensor:
         """Score of inputs, [B] in float64; larger = more surprising.
 
-        It is the sum of the log-odds of the quantile ranks of the members among the held-out inputs, in nats
-        (`ifcomp.tasks.ood.join_scores`). A single member is returned in its own unit.
+        It is the sum over the members of ``-log p`` in nats, where p is the smoothed share of held-out inputs with a
+        larger value (`ifcomp.tasks.ood.join_scores`). A single member is returned in its own unit.
         """
         return torch.from_numpy(self._joined(self._read(self.rule, x, is_data=False)))
 

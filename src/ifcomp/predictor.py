@@ -343,19 +343,20 @@ class IFComp:
     ) -> OODDetector:
         """Build a detector of inputs that are unlike the training data, from held-out in-distribution data.
 
-        The score joins its members without a parameter: the sum of the log-odds of their quantile ranks among the
-        held-out inputs, in nats (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are bounded
-        complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest penultimate
-        features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity has a small
-        damping of its own, ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without complexity.
+        The score joins its members without a parameter: the sum of ``-log p`` in nats, where p is the smoothed share of
+        held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
+        bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
+        penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
+        has a small damping of its own, ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without
+        complexity.
 
         Args:
             held_out: Inputs that the model was not trained on, as for `fit`; labels are not used. At least 20 examples,
                 better 200 or more.
             tpr: Share of the held-out inputs to accept, in (0, 1].
             score: Name of one member, whose score is used alone in its own unit, or several names. None is the default:
-                all three. A model whose logits are not the output of a linear layer has no neighbours; they are left
-                out with a warning.
+                all three. With a warning, it leaves out neighbours if the logits are not the output of a linear layer,
+                and complexity for more than 32 classes.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
@@ -367,10 +368,8 @@ class IFComp:
         ood_threshold([0.0], tpr)  # checks tpr before any work is done
         first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
         scorer = self._member_scorer(first)
-        left_out = scorer.missing(members)
+        left_out = scorer.missing(members, score is None)
         for name, reason in left_out.items():
-            if score is not None:
-                raise ModelError(f"score= names {name}, but {reason}. Leave {name} out.")
             warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=3)
         members = tuple(name for name in members if name not in left_out)
         frame = scorer.score(batches, members)

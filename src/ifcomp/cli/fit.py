@@ -89,7 +89,7 @@ def fit(
         {out: "the run", record_path(out): "its record: model, weights, data and options"},
         {
             f"ifcomp audit {out}": "find wrong training labels",
-            f"ifcomp ood {out} DATA": "find inputs unlike the training data",
+            f"ifcomp ood {out} DATA --held-out DATA": "find inputs unlike the training data",
             f"ifcomp calibrate {out} DATA": "calibrate the predictions",
         },
     )

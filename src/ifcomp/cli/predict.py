@@ -85,7 +85,7 @@ def predict(
     if metrics is not None:
         shown.append(paragraph("NLL is in nats. Smaller NLL, ECE and Brier score are better."))
         shown.append(metric_table("", metrics))
-    next_steps = {f"ifcomp ood {path} {data}": "find inputs unlike the training data"}
+    next_steps = {f"ifcomp ood {path} {data} --held-out DATA": "find inputs unlike the training data"}
     return Outcome(facts, shown, {out: f"{len(frame):,} rows"}, next_steps)
 
 

@@ -84,10 +84,10 @@ def _reliability(ifc: IFComp, held_out: Source) -> ReliabilityPair:
 def _complexity(ifc: IFComp, in_distribution: Source, ood_sources: Mapping[str, Source]) -> ComplexityGroups:
     """Return the bounded complexity of in-distribution and OOD inputs in nats."""
     from ifcomp.report import ComplexityGroups
-    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING
+    from ifcomp.tasks.ood import OOD_DAMPING
 
     def complexity(source: Source) -> Any:
-        return ifc.score(source.unlabelled().batches(), damping=OOD_DAMPING).column(OOD_COLUMN)
+        return ifc.score(source.unlabelled().batches(), damping=OOD_DAMPING).column("bounded_complexity")
 
     ood = {name: complexity(source) for name, source in ood_sources.items()}
     return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)

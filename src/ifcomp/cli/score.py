@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EPILOG = "[bold]Example:[/bold] ifcomp score run.ifcomp npz:new.npz --out scores.csv"
 
 #: Columns that are summarised on the terminal.
-SUMMARISED = ("confidence", "surprise", "parametric_complexity", "error", "stochastic_complexity")
+SUMMARISED = ("confidence", "parametric_complexity", "bounded_complexity", "error", "stochastic_complexity")
 
 
 def score(
@@ -50,7 +50,7 @@ def score(
     max_memory: options.MaxMemory = None,
     checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
-    """Score data: prediction, confidence, surprise and complexity; error and regret if there are labels.
+    """Score data: prediction, confidence and complexity; error and regret if there are labels.
 
     Larger = more surprising, more suspicious. Codelengths are in nats.
     """
@@ -84,7 +84,7 @@ def score(
     }
     next_steps = {f"ifcomp audit {path}": "find wrong training labels"}
     if not was_seen:
-        next_steps = {f"ifcomp ood {path} {data}": "find inputs unlike the training data"}
+        next_steps = {f"ifcomp ood {path} {data} --held-out DATA": "find inputs unlike the training data"}
     return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, next_steps)
 
 

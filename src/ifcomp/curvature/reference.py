@@ -74,4 +74,5 @@ class ReferenceSample:
 def unit_rows(features: Tensor) -> Tensor:
     """Divide the rows of features [B, D] by their Euclidean norms, in float64. Rows of zeros are kept."""
     values = as_double(features)
-    return values / values.norm(dim=1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    lengths: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return values / lengths.clamp_min(torch.finfo(values.dtype).tiny)

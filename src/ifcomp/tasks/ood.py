@@ -66,30 +66,29 @@ def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
     return float(values[np.arange(1, len(values) + 1) / len(values) >= tpr][0])
 
 
-def rank_log_odds(values: ArrayLike, held_out: ArrayLike) -> Floats:
-    """Log-odds of the quantile ranks of values among held-out values, ``log(q / (1 - q))`` in nats.
+def rank_surprisal(values: ArrayLike, held_out: ArrayLike) -> Floats:
+    """Surprisal of the ranks of values among held-out values, ``-log p`` in nats, [B]; larger = more surprising.
 
-    The rank of a value s among N held-out values is ``q = (#{h < s} + #{h = s} / 2 + 1/2) / (N + 1)``. It lies between
-    0 and 1, so the log-odds are finite: from ``-log(2N + 1)`` to ``log(2N + 1)``. Any increasing function of the values
-    gives the same result.
+    ``p = (#{h > s} + #{h = s} / 2 + 1/2) / (N + 1)`` is the smoothed share of the N held-out values h that are larger
+    than the value s. It lies strictly between 0 and 1, so the surprisal is finite: at most ``log(2N + 2)``. Any
+    increasing function of the values gives the same result.
 
     Args:
         values: Scores [B]; larger = more surprising.
         held_out: Scores [N] of held-out in-distribution inputs.
-
-    Returns:
-        Log-odds [B]; larger = more surprising.
     """
     scores, reference = checked_scores("values", values), np.sort(checked_scores("held_out", held_out))
     below, up_to = (np.searchsorted(reference, scores, side) for side in ("left", "right"))
-    rank = ((below + up_to) / 2 + 0.5) / (len(reference) + 1)
-    return np.asarray(np.log(rank) - np.log1p(-rank))
+    larger = len(reference) - (below + up_to) / 2
+    return np.asarray(-np.log((larger + 0.5) / (len(reference) + 1)))
 
 
 def join_scores(values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLike], members: Sequence[str]) -> Floats:
-    """Join scores of different units without a parameter: the sum of `rank_log_odds` over the members, [B].
+    """Join scores of different units without a parameter: the sum of `rank_surprisal` over the members, [B], in nats.
 
-    A single member is returned as it is, in its own unit.
+    This is Fisher's combination of p-values. A sum of log-odds ``log((1 - p) / p)`` is the same for large scores, but a
+    member that mistakes OOD inputs for typical ones can then cancel the others; here it adds nothing. A single member
+    is returned as it is, in its own unit.
 
     Args:
         values: Scores [B] by member.
@@ -98,7 +97,7 @@ def join_scores(values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLik
     """
     if len(members) == 1:
         return checked_scores(members[0], values[members[0]])
-    return np.asarray(np.sum([rank_log_odds(values[name], held_out[name]) for name in members], axis=0))
+    return np.asarray(np.sum([rank_surprisal(values[name], held_out[name]) for name in members], axis=0))
 
 
 def check_members(score: str | Sequence[str] | None) -> tuple[str, ...]:

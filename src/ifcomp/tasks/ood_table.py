@@ -81,10 +81,10 @@ class OODTable:
 
     @property
     def best(self) -> str | None:
-        """Name of the score with the largest AUROC; "ours" if it is among them. None without known OOD data."""
+        """Name of the score with the largest AUROC, rounded to 0.1 %; "ours" if equal. None without known OOD data."""
         if self.comparison is None:
             return None
-        return str(self.comparison["score"][int(self.comparison["auroc"].argmax())])
+        return str(self.comparison["score"][int(self.comparison["auroc"].round(3).argmax())])
 
     @property
     def headline(self) -> str:
