@@ -66,7 +66,7 @@ class Estimate:
     """Memory, disk and time of a fit and of scoring. ``print`` shows a table.
 
     Attributes:
-        layers: Factors block by block. Memory of activations and output gradients is in the totals only.
+        layers: Factors block by block. Activations, output gradients and the reference set are in the totals only.
         examples: Number of examples that the seconds are for.
         fit_memory: Peak bytes of the process during a fit, beside model and data.
         score_memory: The same for scoring.

@@ -347,7 +347,7 @@ class IFComp:
         held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
         bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
         penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
-        has a small damping of its own, ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without
+        is computed with the damping ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without
         complexity.
 
         Args:
@@ -461,7 +461,7 @@ class IFComp:
         """Parametric complexity with hindsight probabilities below 1: between 0 and log K nats, [B].
 
         It is also large for confident predictions far from the training data, and alpha follows from the training data
-        (`ifcomp.complexity.bounded_complexity`). `ood_detector` joins it with other scores at a damping of its own.
+        (`ifcomp.complexity.bounded_complexity`). `ood_detector` joins it with other scores.
 
         Args:
             x: Inputs.

@@ -204,6 +204,8 @@ def test_a_table_without_known_ood_data(tmp_path: Path) -> None:
     assert table.headline.startswith("2 of 3 inputs are flagged")
     table.to_csv(tmp_path / "ood.csv")
     assert pd.read_csv(tmp_path / "ood.csv")["score"].tolist() == [1.0, 9.5, 20.0]
+    tied = OODTable(pd.DataFrame({"score": [5.0, 5.0, 6.0], "energy": [1.0, 2.0, 0.0]}), rule)
+    assert tied.ranked["energy"].tolist() == [0.0, 2.0, 1.0]
     comparison = compare_scores({"energy": [0.0], "max softmax": [0.5]}, {"energy": [1.0], "max softmax": [0.5]})
     advised = OODTable(frame, rule, comparison, np.array([1.0]))
     assert advised.headline.endswith("The best score is energy. score='energy' uses it alone.")

@@ -127,7 +127,7 @@ def ood(
             *_top_table(facts, run.class_names(source)),
         ],
         {**written, out: f"all {len(checked.frame):,} inputs, most surprising first"},
-        {f"ifcomp report {path} --strange {data}": "a histogram of their complexity in the report"},
+        {f"ifcomp report {path} --strange {data}": "a histogram in the report"},
         GATE if max_flagged is not None and len(checked.flagged) > max_flagged else 0,
     )
 

@@ -66,8 +66,9 @@ class OODTable:
 
     @property
     def ranked(self) -> pd.DataFrame:
-        """All rows, most surprising first."""
-        return self.frame.sort_values("score", ascending=False, kind="stable")
+        """All rows, most surprising first. Beyond all held-out inputs scores are equal; members decide their order."""
+        members = [name for name in self.rule.members if name in self.frame.columns]
+        return self.frame.sort_values(["score", *members], ascending=False, kind="stable")
 
     @property
     def flagged(self) -> pd.DataFrame:
