@@ -7,8 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from ifcomp import IFComp
-from ifcomp.tasks.ood import OOD_DAMPING, ood_threshold
+from ifcomp import IFComp, OODDetector
 
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -23,21 +22,21 @@ for _ in range(60):
         nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
         optimizer.step()
 
-# Offline: fit, set the threshold that accepts 95 % of held-out inputs, and save the fit.
-ifc = IFComp(model, damping=OOD_DAMPING).fit([(x[train], y[train])])
-threshold = ood_threshold(ifc.bounded_complexity(x[held_out]), tpr=0.95)
+# Offline: fit, build the detector that accepts 95 % of held-out inputs, and save both in one file.
+ifc = IFComp(model).fit([(x[train], y[train])])
+print(ifc.ood_detector([x[held_out]], tpr=0.95))
 run = Path(tempfile.mkdtemp()) / "digits.ifcomp"
 ifc.save(run)
 
-# In the service: load the fit once, then check every input.
-gate = IFComp.load(run, model)
+# In the service: load the file once, then check every input.
+gate = IFComp.load(run, model).detector
+assert gate is not None
 
 
-def answer(inputs: Tensor) -> list[int | None]:
+def answer(gate: OODDetector, inputs: Tensor) -> list[int | None]:
     """Return the predicted class of each input, or None for OOD inputs."""
-    is_ood = gate.bounded_complexity(inputs) > threshold
     classes = model(inputs).argmax(1)
-    return [None if refused else int(predicted) for refused, predicted in zip(is_ood, classes, strict=True)]
+    return [None if refused else int(found) for refused, found in zip(gate.predict(inputs), classes, strict=True)]
 
 
 requests = {
@@ -46,7 +45,7 @@ requests = {
     "shuffled pixels": x[live][:, torch.randperm(64)],
     "uniform noise": torch.rand(497, 64),
 }
-print(f"threshold: {threshold:.3g} nats (bounded complexity; larger = more surprising)")
 for name, inputs in requests.items():
-    refused = sum(predicted is None for predicted in answer(inputs))
+    refused = sum(predicted is None for predicted in answer(gate, inputs))
     print(f"{name:16s} {refused:3d} of {len(inputs)} refused")
+print(gate.table([x[live]], ood=[1 - x[live]]))

@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp
-from ifcomp.tasks.ood import OOD_DAMPING
 
 # 1. Your data, model and training. The model returns logits [batch, classes].
 torch.manual_seed(0)
@@ -33,9 +32,10 @@ audit = ifc.audit(loader)
 print(audit)
 print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(index=False))
 
-# 4. Which inputs are unlike the training data? (nats; larger = more surprising)
+# 4. Which inputs are unlike the training data? The detector accepts 95 % of held-out digits.
 digit = x[1400:1401]
-print(ifc.bounded_complexity(torch.cat([digit, 1 - digit, torch.rand_like(digit)]), damping=OOD_DAMPING))
+gate = ifc.ood_detector([x[1401:]])
+print(gate, gate.predict(torch.cat([digit, 1 - digit, torch.rand_like(digit)])))
 
 # 5. Calibrated probabilities and prediction sets: calibrate on digits that the model was not trained on.
 print(ifc.calibrate([(x[1401:], y[1401:])]))

@@ -8,7 +8,6 @@ from torch import nn
 
 from ifcomp import IFComp
 from ifcomp.tasks.calibration import calibration_summary
-from ifcomp.tasks.ood import OOD_DAMPING
 
 # 1. Your table and model. Standardise the columns, for the network and for its curvature.
 torch.manual_seed(0)
@@ -35,10 +34,9 @@ audit = ifc.audit(train)
 print(audit)
 print(audit.ranked[["index", "label", "suggested", "score"]].head(3).to_string(index=False))
 
-# 4. Which rows are out-of-distribution? Here: shuffled columns. (nats; larger = more surprising)
-rows = {"test rows": x_test, "columns shuffled": x_test[:, torch.randperm(30)]}
-for name, values in rows.items():
-    print(f"{name:16s} median {ifc.bounded_complexity(values, damping=OOD_DAMPING).median():.2g} nats")
+# 4. Which rows are out-of-distribution? Here: shuffled columns. The detector accepts 95 % of validation rows.
+gate = ifc.ood_detector([x_validation])
+print(gate.table([x_test], ood=[x_test[:, torch.randperm(30)]]))
 
 # 5. Calibrated probabilities and prediction sets: calibrate on validation rows, measure on test rows.
 print(ifc.calibrate([(x_validation, y_validation)]))

@@ -6,7 +6,6 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from ifcomp import IFComp
-from ifcomp.tasks.ood import OOD_DAMPING
 
 TOPICS = {
     "kitchen": "oven flour butter salt pepper onion pan soup bread knife recipe stir bake boil".split(),
@@ -52,5 +51,8 @@ audit = ifc.audit(batches)
 for row in audit.suspects.head(3).to_dict("records"):
     print(f"{row['score']:.1f} nats: '{texts[row['index']]}' is labelled {list(TOPICS)[row['label']]}")
 print(f"{len(audit.suspects)} suspects, {sum(index % 40 == 0 for index in audit.suspects['index'])} of them wrong")
-table = ifc.score([encode([text("sport"), "oven rain goal flour cloud team"])], damping=OOD_DAMPING)
-print("surprise of a normal and of a mixed text:", table.column("surprise").round(2))
+gate = ifc.ood_detector([encode([text(list(TOPICS)[i % 3]) for i in range(300)])])
+scores = gate.score(encode([text("sport"), "oven rain goal flour cloud team"]))
+print(
+    f"score of a normal and of a mixed text: {scores[0]:.2f} and {scores[1]:.2f} nats; threshold {gate.threshold:.2f}"
+)

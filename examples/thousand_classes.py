@@ -6,8 +6,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from ifcomp import IFComp
-from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
+from ifcomp import IFComp, Relative
+from ifcomp.tasks.ood import ood_metrics
 
 CLASSES = 1000
 torch.manual_seed(0)
@@ -25,7 +25,7 @@ for _ in range(12):
 print(f"accuracy {float((model(x).argmax(1) == y).float().mean()):.3f}")
 
 # fisher="sampled", the default, costs one backward pass per example; "exact" would cost a thousand.
-ifc = IFComp(model, damping=OOD_DAMPING).fit(list(zip(x.split(500), y.split(500), strict=True)))
+ifc = IFComp(model, damping=Relative(1e-4)).fit(list(zip(x.split(500), y.split(500), strict=True)))
 
 known = centres[:200] + 0.3 * torch.randn(200, 32)
 unknown = torch.randn(200, 32)

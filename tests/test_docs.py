@@ -54,7 +54,12 @@ def test_every_command_and_every_public_name_is_on_the_site(site: Path) -> None:
     assert "[bold]" not in reference
     assert f"{GATE} a gate was exceeded" in reference
     api = (site / "api.html").read_text()
-    for name in ("ifcomp.IFComp.fit", "ifcomp.tuning.tune", "ifcomp.tasks.ood.flag_ood", "ifcomp.errors.ModelError"):
+    for name in (
+        "ifcomp.IFComp.fit",
+        "ifcomp.tuning.tune",
+        "ifcomp.tasks.ood.ood_threshold",
+        "ifcomp.errors.ModelError",
+    ):
         assert f'id="{name}"' in api
 
 

@@ -15,7 +15,18 @@ from ifcomp import IFComp
 
 #: Methods that must have an example.
 VERBS = (
-    *("fit", "audit", "calibrate", "predict_proba", "predict_set", "prune", "explain", "report", "score"),
+    *(
+        "fit",
+        "audit",
+        "ood_detector",
+        "calibrate",
+        "predict_proba",
+        "predict_set",
+        "prune",
+        "explain",
+        "report",
+        "score",
+    ),
     *("save", "load"),
 )
 

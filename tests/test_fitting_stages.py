@@ -135,20 +135,22 @@ def test_saved_eigenvectors_are_used(recorder: Recorder) -> None:
 
 def test_the_second_pass_continues_from_its_sums(recorder: Recorder, bases: list[dict[str, Basis]]) -> None:
     first = MemoryWork()
-    expected = FitPasses(recorder, SETTINGS).second_moments(HALVES, bases)
+    expected = FitPasses(recorder, SETTINGS).second_moments(HALVES, bases, 6)
     FitPasses(recorder, SETTINGS, work=first).second_moments(HALVES[:1], bases, 6)
     assert first.stage == "second moments"
     assert first.shared.keys() == {"examples/0", *(f"basis/{name}" for name in basis_tensors(bases))}
     assert int(first.shared["examples/0"]) == 6
     moments = {f"moments/{number}/{block.name}" for number in range(2) for block in recorder.blocks}
-    assert first.local().keys() == {"examples/1", *moments}
+    assert first.local().keys() == {"examples/1", "reference/features", *moments}
     assert int(first.local()["examples/1"]) == 3
     saved = first.copy()
     for name in moments:
         saved[name] *= 3  # at the end the sums are divided by the number of examples
-    rest = FitPasses(recorder, SETTINGS, work=MemoryWork(saved)).second_moments(HALVES[1:], bases)
+    rest = FitPasses(recorder, SETTINGS, work=MemoryWork(saved)).second_moments(HALVES[1:], bases, 6)
     for fit, whole, basis in zip(rest, expected, bases, strict=True):
         assert (fit.count, fit.num_classes, fit.settings) == (6, 3, whole.settings)
+        assert fit.reference is not None
+        assert_same(fit.reference, whole.reference)
         for name, block in whole.blocks.items():
             assert_same(fit.blocks[name].second_moments, block.second_moments)
             assert fit.blocks[name].basis is basis[name]

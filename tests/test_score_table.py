@@ -53,7 +53,7 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
     assert list(scores.descriptions) == list(scores.frame.columns)
     assert all(scores.descriptions.values())
     exact = [] if probes else ["bounded_complexity"]
-    for name in ("expected_influence", "parametric_complexity", "surprise", *exact):
+    for name in ("expected_influence", "parametric_complexity", *exact):
         assert "larger = more surprising" in scores.descriptions[name]
     assert "nats" in scores.descriptions["parametric_complexity"]
     if labelled:
@@ -65,7 +65,7 @@ def test_every_column_is_described(labelled: bool, probes: int | None) -> None:
 def test_columns_depend_on_labels_and_probes(labelled: bool, probes: int | None) -> None:
     columns = ["index", "prediction", "confidence", "expected_influence"]
     columns += ["expected_influence_error"] if probes else []
-    columns += ["parametric_complexity", *([] if probes else ["bounded_complexity"]), "surprise"]
+    columns += ["parametric_complexity", *([] if probes else ["bounded_complexity"])]
     if labelled:
         columns += ["label", "label_probability", "suggested_label", "suggested_probability", "error"]
         columns += ["label_complexity"]

@@ -8,7 +8,7 @@ import ifcomp
 from ifcomp.cli import record
 from ifcomp.data.corrections import decisions
 from ifcomp.io import checkpoint_files, factor_files
-from ifcomp.tasks import calibration_result
+from ifcomp.tasks import calibration_result, ood_rule
 
 PAGE = (Path(__file__).parents[1] / "docs" / "stability.md").read_text()
 
@@ -25,6 +25,7 @@ def test_versions_of_files_are_those_of_the_code() -> None:
     assert versions == {
         "run": factor_files.SCHEMA,
         "calibration": calibration_result.SCHEMA,
+        "detector": ood_rule.SCHEMA,
         "record": record.SCHEMA,
         "checkpoint": checkpoint_files.SCHEMA,
         "decisions.csv": int(decisions.FORMAT),

@@ -10,6 +10,7 @@ from ifcomp._version import __version__
 
 if TYPE_CHECKING:
     from ifcomp.curvature.factors import Factors, Relative
+    from ifcomp.detection import OODDetector
     from ifcomp.explanation import Explanation
     from ifcomp.io.checkpoints import Checkpoint
     from ifcomp.layers.coverage import Coverage
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ifcomp.scores import ScoreTable
     from ifcomp.tasks.audit import LabelAudit
     from ifcomp.tasks.calibration_result import Calibration
+    from ifcomp.tasks.ood_table import OODTable
 
 __all__ = [
     "Calibration",
@@ -26,6 +28,8 @@ __all__ = [
     "Factors",
     "IFComp",
     "LabelAudit",
+    "OODDetector",
+    "OODTable",
     "Relative",
     "ScoreTable",
     "__version__",
@@ -40,6 +44,8 @@ _HOMES = {
     "Factors": "ifcomp.curvature.factors",
     "IFComp": "ifcomp.predictor",
     "LabelAudit": "ifcomp.tasks.audit",
+    "OODDetector": "ifcomp.detection",
+    "OODTable": "ifcomp.tasks.ood_table",
     "Relative": "ifcomp.curvature.factors",
     "ScoreTable": "ifcomp.scores",
 }

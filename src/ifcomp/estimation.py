@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp.blocks.block import Basis, Block
+from ifcomp.curvature.reference import reference_elements
 from ifcomp.curvature.sizes import block_bytes, check_factor_memory, covariance_bytes, eigen_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form
@@ -65,7 +66,7 @@ class Estimate:
     """Memory, disk and time of a fit and of scoring. ``print`` shows a table.
 
     Attributes:
-        layers: Factors block by block. Memory of activations and output gradients is in the totals only.
+        layers: Factors block by block. Activations, output gradients and the reference set are in the totals only.
         examples: Number of examples that the seconds are for.
         fit_memory: Peak bytes of the process during a fit, beside model and data.
         score_memory: The same for scoring.
@@ -163,12 +164,14 @@ def estimate(
     fit_peaks = [_peak(microbatches, first, passes.cotangents) for microbatches in passes.microbatches]
     score_peak = _peak(evaluation.microbatches, first, probes or recorder.num_classes)
     layers = tuple(_layer(block, itemsize) for block in recorder.blocks)
+    reference_bytes = reference_elements(recorder, examples) * itemsize
+    fit_peaks[1] += reference_bytes
     return Estimate(
         layers,
         examples,
         process_bytes(max(*fit_peaks, eigen_bytes(recorder.blocks, itemsize))),
         process_bytes(score_peak),
-        sum(layer.disk for layer in layers),
+        sum(layer.disk for layer in layers) + reference_bytes,
         (first_pass + second_pass) * examples + eigen_seconds,
         score * examples,
     )

@@ -22,6 +22,7 @@ from ifcomp.curvature.accumulation import CovarianceSums, add_second_moments, cl
 from ifcomp.curvature.eigen import basis_tensors, eigenbases, eigenvectors
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings, check_finite
 from ifcomp.curvature.labels import Cotangents, fisher_cotangents
+from ifcomp.curvature.reference import MAX_REFERENCE, ReferenceSample, reference_elements
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form
@@ -44,8 +45,8 @@ from ifcomp.progress import track
 #: Stages of a fit, as checkpoints name them.
 STAGES = ("covariances", "eigenvectors", "second moments")
 
-#: Adds one recorded microbatch to accumulators. Arguments: recording, cotangents per setting, cotangents per chunk.
-_Add = Callable[[Recording, list[Cotangents], int], None]
+#: Adds one microbatch to accumulators. Arguments: recording, microbatch, cotangents per setting, cotangents per chunk.
+_Add = Callable[[Recording, Batch, list[Cotangents], int], None]
 
 
 @explain_dead_workers()
@@ -93,6 +94,7 @@ def fit_factors(
         if checkpoint is not None:
             key = _checkpoint_key(recorder, selection, settings, fingerprint, limit)
             size = checkpoint_bytes(recorder.blocks, itemsize, len(settings))
+            size += reference_elements(recorder, MAX_REFERENCE) * itemsize
             work = stack.enter_context(checkpoint.resume(key, STAGES, size))
         passes = FitPasses(recorder, settings, limit, work)
         sums, count = passes.covariances(itertools.chain([first], batches))
@@ -155,7 +157,11 @@ class FitPasses:
         state = {"examples/0": count, **sums.tensors}
         restore_tensors(state, self._work.begin_stage(STAGES[0], lambda: state))
         if not self._work.is_complete(STAGES[0]):
-            self._run(batches, 0, sums.add, count)
+
+            def add(recording: Recording, _: Batch, cotangents: list[Cotangents], chunk_size: int) -> None:
+                sums.add(recording, cotangents, chunk_size)
+
+            self._run(batches, 0, add, count)
             all_reduce_sum(state.values())
         return sums, int(count)
 
@@ -179,12 +185,13 @@ class FitPasses:
     def second_moments(
         self, batches: Iterable[Batch], bases: Sequence[Mapping[str, Basis]], count_before: int = 0
     ) -> list[Factors]:
-        """Second pass: mean squared gradients in the eigenbasis, with fresh label samples.
+        """Second pass: mean squared gradients in the eigenbasis, with fresh label samples, and the reference set.
 
         Args:
             batches: The training data.
             bases: Eigenbases for each of the settings.
-            count_before: Number of examples of the first pass, which is saved in the checkpoint.
+            count_before: Number of examples of the first pass, which is saved in the checkpoint. There is no reference
+                set if it is 0.
         """
         recorder = self._recorder
         vectors = {f"basis/{name}": value for name, value in basis_tensors(bases).items()}
@@ -195,9 +202,15 @@ class FitPasses:
             f"moments/{number}/{name}": total for number, sums in enumerate(totals) for name, total in sums.items()
         }
         state |= {"examples/1": count, "matches/1": matches}
+        reference = ReferenceSample.zeros(recorder, count_before, self._settings[0].seed)
+        if reference is not None:
+            state["reference/features"] = reference.features
+            self.microbatches[1].fixed_bytes += reference.features.nbytes
         restore_tensors(state, self._work.begin_stage(STAGES[2], lambda: state, common))
 
-        def add(recording: Recording, cotangents: list[Cotangents], chunk_size: int) -> None:
+        def add(recording: Recording, batch: Batch, cotangents: list[Cotangents], chunk_size: int) -> None:
+            if reference is not None:
+                reference.add(recording, batch)
             for sums, basis, vectors in zip(totals, bases, cotangents, strict=True):
                 add_second_moments(sums, recording, basis, vectors, chunk_size)
 
@@ -207,6 +220,7 @@ class FitPasses:
             clear_rounding_errors(sums, recorder.verified.rounding, recorder.precision)
         examples, (correct, labelled) = int(count), matches.tolist()
         accuracy = correct / labelled if labelled else None
+        features = None if reference is None else reference.features.cpu()
         return [
             Factors(
                 {name: BlockFactors(total.div_(max(examples, 1)), basis.get(name)) for name, total in sums.items()},
@@ -214,6 +228,7 @@ class FitPasses:
                 recorder.num_classes,
                 settings,
                 accuracy,
+                features,
             )
             for sums, basis, settings in zip(totals, bases, self._settings, strict=True)
         ]
@@ -242,7 +257,7 @@ class FitPasses:
                         fisher_cotangents(logits, own, microbatch.labels, microbatch.position, pass_index)
                         for own in settings
                     ]
-                    add(recording, vectors, chunk_size)
+                    add(recording, microbatch, vectors, chunk_size)
                     return microbatch.size, _matches(logits, microbatch.labels)
 
         for batch in shard_batches(self._work.remaining_batches(batches)):

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from ifcomp.data.checks import (
 from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
+from ifcomp.detection import FEW_HELD_OUT, MIN_HELD_OUT, MemberScorer, OODDetector
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     DataError,
@@ -54,6 +55,7 @@ from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.threads import exclusive
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.precision import double_device
@@ -74,6 +76,8 @@ from ifcomp.state import FittedState, fit_together
 from ifcomp.storage import load_state, save_state
 from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, LabelAudit, audit_evidence
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.ood import OOD_DAMPING, check_members, ood_threshold
+from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
 
 if TYPE_CHECKING:
@@ -139,6 +143,7 @@ class IFComp(FittedState):
         """
         chosen = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
         super().__init__(model, FitSettings(beta, fisher, label_samples, seed), damping, chosen, collate_fn)
+        self._scorer: MemberScorer | None = None
 
     def __repr__(self) -> str:
         factors = self.factors
@@ -315,6 +320,107 @@ class IFComp(FittedState):
         probability = self.predict_proba(x)
         return torch.from_numpy(rule.sets(probability.cpu().numpy(), coverage)).to(probability.device)
 
+    @explain_dead_workers()
+    def ood_detector(
+        self,
+        held_out: Any,
+        tpr: float = 0.95,
+        score: str | Sequence[str] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> OODDetector:
+        """Build a detector of inputs that are unlike the training data, from held-out in-distribution data.
+
+        The score joins its members without a parameter: the sum of ``-log p`` in nats, where p is the smoothed share of
+        held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
+        bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
+        penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
+        is computed with the damping ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without
+        complexity.
+
+        Args:
+            held_out: Inputs that the model was not trained on, as for `fit`; labels are not used. At least 20 examples,
+                better 200 or more.
+            tpr: Share of the held-out inputs to accept, in (0, 1].
+            score: Name of one member, whose score is used alone in its own unit, or several names. None is the default:
+                all three. With a warning, it leaves out neighbours if the logits are not the output of a linear layer,
+                and complexity for more than 32 classes.
+            progress: Show a progress bar; None shows it on terminals.
+
+        Raises:
+            NotFittedError: Before `fit`, or if the factors have no reference set for neighbours.
+            ModelError: If ``score`` names neighbours and the model has no penultimate features.
+            DataError: If there are too few held-out examples.
+
+        Example:
+            >>> gate = ifc.ood_detector(held_out)
+            >>> familiar, inverted = gate.predict(x), gate.predict(1 - x)
+            >>> int(familiar.sum()) <= 20, int(inverted.sum()) > 300  # of 400 each
+            (True, True)
+        """
+        members, _ = check_members(score), self._fitted
+        ood_threshold([0.0], tpr)  # checks tpr before any work is done
+        first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
+        scorer = self._member_scorer(first)
+        left_out = scorer.missing(members, score is None)
+        for name, reason in left_out.items():
+            warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=3)
+        members = tuple(name for name in members if name not in left_out)
+        frame = scorer.score(batches, members)
+        if len(frame) < MIN_HELD_OUT:
+            raise DataError(f"A detector needs at least {MIN_HELD_OUT} held-out examples, but got {len(frame)}.")
+        if len(frame) < FEW_HELD_OUT:
+            message = (
+                f"{len(frame)} held-out examples are few: the threshold is uncertain. Give {FEW_HELD_OUT} or more."
+            )
+            warnings.warn(message, IfcompWarning, stacklevel=3)
+        settings = {
+            **self._detector_identity,
+            "held_out_examples": len(frame),
+            "tpr": tpr,
+            "members": list(members),
+            "left_out": left_out,
+            "neighbours": scorer.neighbour_count if "neighbours" in members else None,
+            "reference_examples": len(scorer.reference) if "neighbours" in members else None,
+            "version": __version__,
+        }
+        rule = OODRule(members, {name: frame[name].to_numpy(copy=True) for name in members}, float(tpr), settings)
+        self._ood_rule = rule
+        return OODDetector(rule, self._read_members)
+
+    @property
+    def detector(self) -> OODDetector | None:
+        """The latest result of `ood_detector`, also after `load`; None before. `fit` removes it."""
+        return None if self._ood_rule is None else OODDetector(self._ood_rule, self._read_members)
+
+    def _read_members(self, rule: OODRule, data: Any, *, is_data: bool, progress: bool | None = None) -> pd.DataFrame:
+        """Member scores for a detector, one row per example.
+
+        Args:
+            rule: Rule of the detector. It must belong to this model and fit.
+            data: Inputs of a call, or data.
+            is_data: Whether ``data`` is data. Its rows have the names of the examples, if they are known.
+            progress: Show a progress bar; None shows it on terminals.
+        """
+        rule.check_fit(self._detector_identity)
+        if not is_data:
+            batch = replace(self._batch(data), labels=None)
+            return self._member_scorer(batch).score([batch], rule.members)
+        known = self._data(data)
+        warn_if_shuffled(known.batches)
+        first, batches = _unlabelled(known, "table", progress)
+        frame = self._member_scorer(first).score(batches, rule.members)
+        names = None if known.example_names is None else known.example_names()
+        return frame if len(names or ()) != len(frame) else frame.assign(name=names)
+
+    def _member_scorer(self, first: Batch) -> MemberScorer:
+        """The scorer of this fit. ``first`` verifies a model whose factors were loaded."""
+        with exclusive(self.model):
+            kept, factors = self._scorer, self._fitted
+            if kept is None or kept.evaluation.factors is not factors or kept.evaluation.recorder is not self._recorder:
+                self._scorer = kept = MemberScorer(self._evaluation(first, OOD_DAMPING))
+            return kept
+
     def parametric_complexity(
         self,
         x: Any,
@@ -345,11 +451,11 @@ class IFComp(FittedState):
         """Parametric complexity with hindsight probabilities below 1: between 0 and log K nats, [B].
 
         It is also large for confident predictions far from the training data, and alpha follows from the training data
-        (`ifcomp.complexity.bounded_complexity`). `ifcomp.tasks.ood` uses it.
+        (`ifcomp.complexity.bounded_complexity`). `ood_detector` joins it with other scores.
 
         Args:
             x: Inputs.
-            damping: Overrides the damping of the predictor; `ifcomp.tasks.ood.OOD_DAMPING` for OOD detection.
+            damping: Overrides the damping of the predictor.
         """
         return self._column("bounded_complexity", replace(self._batch(x), labels=None), ScoreOptions(), damping)
 
@@ -667,7 +773,7 @@ class IFComp(FittedState):
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write factors, settings and `calibration` to one safetensors file, atomically.
+        """Write factors, settings, `calibration` and `detector` to one safetensors file, atomically.
 
         Example:
             >>> ifc.save("run.ifcomp")
@@ -728,3 +834,13 @@ class IFComp(FittedState):
         evaluation = self._evaluation(batch, damping)
         device = double_device(evaluation.recorder.device, evaluation.recorder.dtype)
         return score_columns(evaluation, [batch], options)[name].to(device, torch.float64)
+
+
+def _unlabelled(data: Data, verb: str, progress: bool | None) -> tuple[Batch, Iterator[Batch]]:
+    """Return the first batch of data, and all batches, without labels."""
+    progress = progress if process_info().rank == 0 else False
+    batches = (replace(batch, labels=None) for batch in as_batches(track(data.batches, "OOD scores", progress)))
+    first = next(batches, None)
+    if first is None:
+        raise EmptyDataError(f"{verb} needs at least one example, but the data is empty.")
+    return first, itertools.chain([first], batches)

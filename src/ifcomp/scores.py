@@ -27,7 +27,6 @@ DESCRIPTIONS: dict[str, str] = {
     "parametric_complexity": "log(1 + alpha/n E[IF]) in nats, with capped=True at most log K; larger = more surprising",
     "bounded_complexity": "parametric complexity with hindsight probabilities below 1 (from 0 to log K) in nats; "
     "larger = more surprising",
-    "surprise": "E[IF] over its mean on training data; 1 = like a training example, larger = more surprising",
     "label": "the given label",
     "label_probability": "probability of the given label at inverse temperature beta",
     "suggested_label": "the most probable class other than the given label",

@@ -318,7 +318,6 @@ def _input_columns(
     columns["parametric_complexity"] = parametric
     if influence is not None:
         columns["bounded_complexity"] = complexity.bounded_complexity(log_probability, influence, mean_influence)
-    columns["surprise"] = expected.value / mean_influence
     return columns
 
 

@@ -27,6 +27,8 @@ from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
 from ifcomp.scoring import Evaluation, build_evaluation
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tasks.ood_rule import OODRule
 
 
 class FittedState:
@@ -62,6 +64,7 @@ class FittedState:
         self._checksums: list[tuple[int, int, complex]] = []
         self._evaluated: Evaluation | None = None
         self._calibration: Calibration | None = None
+        self._ood_rule: OODRule | None = None
 
     @property
     def beta(self) -> float:
@@ -103,7 +106,14 @@ class FittedState:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for `pickle` and `copy.deepcopy`: the model, settings and results, not the recorder of its layers."""
-        return {**self.__dict__, "_inventory": None, "_recorder": None, "_evaluated": None, "_checksums": []}
+        return {
+            **self.__dict__,
+            "_inventory": None,
+            "_recorder": None,
+            "_evaluated": None,
+            "_scorer": None,
+            "_checksums": [],
+        }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restore the state and inspect the layers. The first result after it compares weights and fingerprint."""
@@ -126,13 +136,20 @@ class FittedState:
     @property
     def _calibration_identity(self) -> dict[str, Any]:
         """Settings of model and fit on which a calibration depends, as plain JSON."""
+        return {**self._fit_identity(), "damping": repr(self.damping)}
+
+    @property
+    def _detector_identity(self) -> dict[str, Any]:
+        """Settings of model and fit on which a detector depends, as plain JSON."""
+        return {**self._fit_identity(), "damping": repr(OOD_DAMPING)}
+
+    def _fit_identity(self) -> dict[str, Any]:
         factors = self._fitted
         return {
             "beta": self.beta,
             "model": short_digest(self._fingerprint),
             "fit": factors.digest(),
             "training_examples": factors.count,
-            "damping": repr(self.damping),
         }
 
     def _evaluation(self, first: Batch, damping: Damping | None) -> Evaluation:
@@ -223,4 +240,4 @@ def fit_together(
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
-            predictor._calibration = None
+            predictor._calibration = predictor._ood_rule = None

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from ifcomp._version import __version__
 from ifcomp.curvature.factors import Relative
-from ifcomp.errors import StorageError
+from ifcomp.errors import DataError, StorageError
 from ifcomp.io import factor_files
 from ifcomp.io.fingerprints import check_fingerprint
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.state import FittedState
 from ifcomp.tasks.calibration_result import Calibration
+from ifcomp.tasks.ood_rule import OODRule
 
 S = TypeVar("S", bound=FittedState)
 
 
 def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
-    """Write factors, settings and calibration to one safetensors file, atomically."""
+    """Write factors, settings, calibration and detector to one safetensors file, atomically."""
     damping = state.damping
     options = {
         "selection": asdict(state._selection),
@@ -33,6 +34,8 @@ def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
         "columns": None if state._columns is None else list(state._columns),
     }
     results = {} if state._calibration is None else {"calibration": state._calibration.to_json()}
+    if state._ood_rule is not None:
+        results["detector"] = state._ood_rule.to_json()
     saved = factor_files.SavedFactors(state._fitted, state._fingerprint, options, __version__, results)
     factor_files.save(path, saved)
 
@@ -65,12 +68,22 @@ def load_state(build: Callable[..., S], path: str | os.PathLike[str], model: nn.
         ) from error
     advice = "Is the file damaged, or was the model's code changed? Fit again."
     loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
-    if "calibration" in stored.results:
-        try:
-            loaded.calibration = Calibration.from_json(stored.results["calibration"])
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StorageError(
-                f"Cannot read the calibration in '{path}': it is damaged or of another version ({error}). Fit and "
-                "calibrate again."
-            ) from error
+    _restore_results(loaded, stored.results, path)
     return loaded
+
+
+def _restore_results(state: FittedState, results: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Restore calibration and detector from a file."""
+    name = ""
+    try:
+        if (name := "calibration") in results:
+            state.calibration = Calibration.from_json(results[name])
+        if (name := "detector") in results:
+            rule = OODRule.from_json(results[name])
+            rule.check_fit(state._detector_identity)
+            state._ood_rule = rule
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, DataError) as error:
+        verb = {"calibration": "calibrate", "detector": "call ood_detector"}[name]
+        raise StorageError(
+            f"Cannot read the {name} in '{path}': it is damaged or of another version ({error}). Fit and {verb} again."
+        ) from error

@@ -203,7 +203,7 @@ def test_folders_keep_file_names_and_class_numbers(project: Project) -> None:
     scores = pd.read_parquet("half.parquet")
     assert [f"digit {label}" for label in scores["label"]] == [name.split("/")[0] for name in scores["name"]]
     save_images("inverted", 1 - x[:20], ["another class"] * 20)
-    content = run_json("ood", "run.ifcomp", "folder:inverted", "--reference", "npz:valid.npz")
+    content = run_json("ood", "run.ifcomp", "folder:inverted", "--held-out", "npz:valid.npz")
     assert content["top"][0]["name"].startswith("another class/")
 
 

@@ -86,7 +86,7 @@ def test_output_files_contain_no_user_host_or_folder(project: Project, monkeypat
         project.fit_arguments(),
         ["score", "run.ifcomp", "--out", "scores.parquet"],
         ["audit", "run.ifcomp", "--report", "audit.html"],
-        ["ood", "run.ifcomp", "npz:inverted.npz"],
+        ["ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz"],
         ["calibrate", "run.ifcomp", "npz:valid.npz"],
         ["report", "run.ifcomp", "--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz"],
         ["prune", "run.ifcomp", "--drop", "0.1"],

@@ -15,7 +15,7 @@ def test_scores_of_the_training_data(run: Project) -> None:
     expected = IFComp.load("run.ifcomp", run.network()).score([run.arrays("train")])
     scores = pd.read_csv("scores.csv")
     pd.testing.assert_frame_equal(scores, expected.frame, rtol=1e-4, atol=1e-8)
-    assert content["summary"]["surprise"]["largest"] == pytest.approx(scores["surprise"].max())
+    assert content["summary"]["bounded_complexity"]["largest"] == pytest.approx(scores["bounded_complexity"].max())
     assert content["summary"]["error"]["median"] == pytest.approx(scores["error"].median())
 
 

@@ -183,10 +183,12 @@ def test_only_the_free_direction_of_the_softmax_has_no_curvature() -> None:
 
 @pytest.mark.parametrize("damping", [1e-6, Relative(0.1)], ids=str)
 @pytest.mark.parametrize("case", FEW_CASES, ids=str)
-def test_surprise_has_training_mean_one(case: Case, damping: Damping) -> None:
+def test_the_training_mean_of_expected_influence_is_the_number_of_effective_parameters(
+    case: Case, damping: Damping
+) -> None:
     ifc = fitted(case, beta=0.7)
     table = ifc.score([dense(case, SIZE).inputs], damping=damping).frame
-    assert table["surprise"].mean() == pytest.approx(1.0, rel=1e-9)
+    assert table["expected_influence"].mean() == pytest.approx(ifc.factors.effective_parameters(damping), rel=1e-9)
 
 
 @pytest.mark.parametrize("case", [CASES["linear"], CASES["bert"]], ids=str)
@@ -203,7 +205,8 @@ def test_without_damping_only_directions_with_curvature_count(case: Case) -> Non
         directions += kept.shape[1]
     assert ifc.factors.effective_parameters(0.0) == pytest.approx(directions, rel=1e-9)
     assert_same(ifc.influence(examples.inputs, damping=0.0), expected)
-    assert ifc.score([examples.inputs], damping=0.0).frame["surprise"].mean() == pytest.approx(1.0, rel=1e-9)
+    mean = ifc.score([examples.inputs], damping=0.0).frame["expected_influence"].mean()
+    assert mean == pytest.approx(directions, rel=1e-9)
 
 
 # The logit kernel

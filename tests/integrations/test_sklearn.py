@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from ifcomp import IFComp
-from ifcomp.errors import IfcompError, LabelError, NotCalibratedError, SettingError
+from ifcomp.errors import IfcompError, LabelError, NotCalibratedError, NotFittedError, SettingError
 from ifcomp.integrations.sklearn import IFCompClassifier
 
 X, Y = load_iris(return_X_y=True)
@@ -54,14 +54,27 @@ def test_keep_argmax_keeps_the_predicted_class() -> None:
     assert not np.array_equal(model.predict(X), logits_of(model, X).argmax(1))
 
 
-def test_surprise_is_one_on_training_data_and_more_elsewhere() -> None:
+def test_complexity_is_larger_between_the_classes() -> None:
     model = IFCompClassifier(damping=0.0, epochs=30).fit(X, Y)
-    assert model.surprise(X).mean() == pytest.approx(1, rel=1e-6)
     between = (X[:50] + X[100:]) / 2  # halfway from the first class to the last
-    assert np.median(model.surprise(between)) > 2
+    assert np.median(model.complexity(between)) > 2 * model.complexity(X).mean()
     expected = model.ifc_.influence(torch.tensor((between - X.mean(0)) / X.std(0)), damping=0.0).numpy()
     mean = (softmax(logits_of(model, between)) * expected).sum(1)
     np.testing.assert_allclose(model.complexity(between), np.log1p(mean / len(X)), rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.* held-out examples are few")
+def test_ood_scores() -> None:
+    train = np.arange(len(X)) % 2 == 0
+    model = IFCompClassifier(epochs=30).fit(X[train], Y[train])
+    with pytest.raises(NotFittedError, match="fit_ood"):
+        model.ood_score(X)
+    assert model.fit_ood(X[~train], tpr=0.9) is model
+    inside, outside = model.ood_score(X[~train]), model.ood_score(-5 * X)
+    assert (inside <= model.ifc_.detector.threshold).mean() == pytest.approx(0.9, abs=0.02)
+    assert np.median(outside) > model.ifc_.detector.threshold
+    scaled = torch.tensor((X - X[train].mean(0)) / X[train].std(0))
+    np.testing.assert_allclose(model.ood_score(X), model.ifc_.detector.score(scaled).numpy())
 
 
 @pytest.mark.parametrize("names", [["setosa", "versicolor", "virginica"], [-1, 5, 30], [0.0, 1.0, 7.0]], ids=str)

@@ -24,7 +24,7 @@ def table_of(
     p = np.array(probabilities or [[0.6, 0.4]] * len(values))
     frame = pd.DataFrame({"index": range(len(values)), "prediction": p.argmax(1), "confidence": p.max(1)})
     frame = frame.assign(expected_influence=100 * values, parametric_complexity=values + 1)
-    frame = frame.assign(bounded_complexity=values, surprise=values)
+    frame = frame.assign(bounded_complexity=values)
     if labels is not None:
         label_p = p[np.arange(len(p)), labels]
         others = p.copy()

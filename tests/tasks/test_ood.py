@@ -1,26 +1,28 @@
-"""Thresholds, flags and metrics against hand calculation and brute force."""
+"""Thresholds, joined scores, tables and metrics against hand calculation and brute force."""
 
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from ifcomp import IFComp, ScoreTable
 from ifcomp.errors import DataError, SettingError
 from ifcomp.tasks.ood import (
-    OOD_COLUMN,
-    OOD_DAMPING,
-    PARAMETRIC_COLUMN,
+    DEFAULT_MEMBERS,
+    MEMBERS,
     OODMetrics,
-    flag_ood,
+    check_members,
+    join_scores,
     ood_metrics,
     ood_threshold,
+    rank_surprisal,
 )
-from tasks.digits import images_and_labels, train_network
-from tasks.tables import table_of
+from ifcomp.tasks.ood_rule import IDENTITY, OODRule
+from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=50)
 
@@ -83,51 +85,139 @@ def test_larger_is_more_out_of_distribution() -> None:
     assert ood_metrics([1, 2], [math.inf, 3]).auroc == 1
 
 
-def test_flags_by_hand() -> None:
-    result = flag_ood(table_of([0.1, 3.0, 0.5, 3.0]), 0.5)
-    assert result["index"].tolist() == [1, 3, 2, 0]
-    assert result["is_ood"].tolist() == [True, True, False, False]
-    assert result["bounded_complexity"].tolist() == [3.0, 3.0, 0.5, 0.1]
-    expected = ["index", "prediction", "confidence", "expected_influence", "parametric_complexity"]
-    assert list(result.columns) == [*expected, "bounded_complexity", "surprise", "is_ood"]
+@given(SCORES, SCORES)
+@settings(max_examples=100, deadline=None)
+def test_surprisal_of_ranks_equals_counts(values: list[float], held_out: list[float]) -> None:
+    expected = []
+    for value in values:
+        larger = sum(other > value for other in held_out) + 0.5 * sum(other == value for other in held_out)
+        expected.append(-math.log((larger + 0.5) / (len(held_out) + 1)))
+    result = rank_surprisal(values, held_out)
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    assert (result > 0).all()
+    assert (result <= math.log(2 * len(held_out) + 2) + 1e-12).all()
 
 
-def test_flags_by_another_column() -> None:
-    table = table_of([0.1, 3.0, 0.5, 3.0])
-    assert flag_ood(table, 1.5, PARAMETRIC_COLUMN)["is_ood"].tolist() == [True, True, False, False]
-    probed = ScoreTable(table.frame.drop(columns="bounded_complexity"), table.settings)
-    assert flag_ood(probed, 1.5, PARAMETRIC_COLUMN)["is_ood"].sum() == 2
-    with pytest.raises(DataError, match="Score without probes"):
-        flag_ood(probed, 1.5)
+def test_surprisal_by_hand_and_under_monotone_maps() -> None:
+    held_out = np.arange(9.0)
+    np.testing.assert_allclose(rank_surprisal([-1, 4, 100], held_out), [-math.log(0.95), math.log(2), math.log(20)])
+    values = np.random.default_rng(0).normal(3, 4, 50)
+    np.testing.assert_array_equal(rank_surprisal(values, held_out), rank_surprisal(np.exp(values), np.exp(held_out)))
 
 
-def test_flags_accept_exactly_the_share_of_the_threshold() -> None:
-    scores = np.random.default_rng(1).exponential(size=200)
-    result = flag_ood(table_of(scores, [0] * 200), ood_threshold(scores, 0.9))
-    assert result["is_ood"].sum() == 20
+def test_joined_scores_are_sums_and_a_single_member_keeps_its_unit() -> None:
+    values = {"complexity": [1.0, 5.0], "energy": [-3.0, -3.0], "neighbours": [0.1, 0.2]}
+    held_out = {"complexity": [0.0, 2.0, 4.0], "energy": [-5.0, -3.0, -1.0], "neighbours": [0.0, 0.0, 0.0]}
+    log = math.log
+    # shares of larger held-out values, with half of equal ones, plus one half, of four
+    expected = [-log(2.5 / 4) - log(2 / 4) - log(0.5 / 4), -log(0.5 / 4) - log(2 / 4) - log(0.5 / 4)]
+    np.testing.assert_allclose(join_scores(values, held_out, DEFAULT_MEMBERS), expected)
+    np.testing.assert_array_equal(join_scores(values, held_out, ("energy",)), [-3.0, -3.0])
+
+
+def test_an_inverted_member_does_not_cancel_the_others() -> None:
+    held_out = {name: np.arange(1000.0) for name in ("complexity", "energy")}
+    join = join_scores({"complexity": [1e3, 500.0], "energy": [-1.0, 500.0]}, held_out, ("complexity", "energy"))
+    assert join[0] > 4 * join[1]
+
+
+def test_members_are_checked() -> None:
+    assert check_members(None) == DEFAULT_MEMBERS
+    assert check_members("energy") == ("energy",)
+    assert check_members(["neighbours", "complexity"]) == ("complexity", "neighbours")
+    for wrong in ("softmax", [], ["energy", "energy"], ("energy", "loss")):
+        with pytest.raises(SettingError, match="'complexity', 'energy', 'neighbours'"):
+            check_members(wrong)
+
+
+SETTINGS = {**dict.fromkeys(IDENTITY, 1), "left_out": {}}
+
+
+def rule_of(members: tuple[str, ...] = ("complexity", "energy"), tpr: float = 0.9, count: int = 10) -> OODRule:
+    return OODRule(members, {name: np.arange(float(count)) for name in members}, tpr, SETTINGS)
+
+
+def test_the_rule_accepts_its_share_and_survives_json() -> None:
+    rule = rule_of()
+    assert (rule.held_out_scores <= rule.threshold).mean() == 0.9
+    again = OODRule.from_json(rule.to_json())
+    assert (again.threshold, again.tpr, again.members, again.size) == (rule.threshold, 0.9, rule.members, 10)
+    assert again.settings == rule.settings
+    rule.check_fit({**SETTINGS, "other": 3})
+    with pytest.raises(SettingError, match="another model or fit: fit 1, not 'b'"):
+        rule.check_fit({**SETTINGS, "fit": "b"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tpr": 0},
+        {"tpr": True},
+        {"tpr": "0.9"},
+        {"settings": None},
+        {"held_out": {}},
+        {"held_out": {"loss": [1.0]}},
+        {"held_out": {"energy": []}},
+        {"held_out": {"energy": ["1"]}},
+        {"held_out": {"energy": [math.inf]}},
+        {"held_out": {"energy": [math.nan]}},
+        {"held_out": {"energy": [1.0], "complexity": [1.0, 2.0]}},
+    ],
+)
+def test_a_damaged_rule_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError, DataError)):
+        OODRule.from_json({**rule_of().to_json(), **changes})
+    with pytest.raises(TypeError):
+        OODRule.from_json([])
+
+
+def frame_of(complexity: list[float], energy: list[float], softmax: list[float]) -> pd.DataFrame:
+    return pd.DataFrame({"complexity": complexity, "energy": energy, "max_softmax": softmax})
+
+
+def test_comparison_names_the_best_score() -> None:
+    rule = rule_of()
+    inside, outside = frame_of([1, 2], [1, 2], [0.1, 0.2]), frame_of([8, 9], [0, 1.5], [0.15, 0.3])
+    comparison = compare_scores(compared_scores(rule, inside), compared_scores(rule, outside))
+    assert comparison["score"].tolist() == ["ours", "complexity", "energy", "max softmax"]
+    assert comparison["auroc"].tolist() == [1.0, 1.0, 0.25, 0.75]
+    scores = rule.join(inside)
+    frame = pd.DataFrame({"index": [0, 1], "prediction": [3, 4], "confidence": [0.9, 0.8], "score": scores})
+    frame = frame.assign(complexity=[1, 2], energy=[1, 2], is_ood=[False, True])
+    table = OODTable(frame, rule, comparison, rule.join(outside))
+    assert table.best == "ours"  # equal to complexity
+    assert table.flagged["index"].tolist() == [1]
+    assert "best score: ours, AUROC in percent: ours 100.0, complexity 100.0, energy 25.0" in repr(table)
+    assert "max softmax 75.0" in table.headline
+    assert "<table" in table._repr_html_()
+    assert table.descriptions.keys() == set(frame.columns)
+    assert len(table.plot().axes[0].patches) == 3
+
+
+def test_a_table_without_known_ood_data(tmp_path: Path) -> None:
+    rule = rule_of(("energy",))
+    frame = pd.DataFrame({"index": [0, 1, 2], "score": [1.0, 9.5, 20.0], "is_ood": [False, True, True]})
+    table = OODTable(frame, rule)
+    assert repr(table) == "OODTable(2 of 3 inputs flagged, energy above 8)"
+    assert table.best is None
+    assert table.ranked["index"].tolist() == [2, 1, 0]
+    assert table.headline.startswith("2 of 3 inputs are flagged")
+    table.to_csv(tmp_path / "ood.csv")
+    assert pd.read_csv(tmp_path / "ood.csv")["score"].tolist() == [1.0, 9.5, 20.0]
+    tied = OODTable(pd.DataFrame({"score": [5.0, 5.0, 6.0], "energy": [1.0, 2.0, 0.0]}), rule)
+    assert tied.ranked["energy"].tolist() == [0.0, 2.0, 1.0]
+    comparison = compare_scores({"energy": [0.0], "max softmax": [0.5]}, {"energy": [1.0], "max softmax": [0.5]})
+    advised = OODTable(frame, rule, comparison, np.array([1.0]))
+    assert advised.headline.endswith("The best score is energy. score='energy' uses it alone.")
+    assert MEMBERS.keys() >= set(rule.members)
 
 
 def test_unusable_scores_and_settings_are_refused() -> None:
     for tpr in (0.0, 1.1, math.nan):
         with pytest.raises(SettingError, match="tpr"):
             ood_threshold([1.0], tpr)
-    with pytest.raises(SettingError, match="NaN"):
-        flag_ood(table_of([1.0]), math.nan)
     for scores in ([], [[1.0]], [math.nan]):
         with pytest.raises(DataError):
             ood_threshold(scores)
         with pytest.raises(DataError, match="out_scores"):
             ood_metrics([1.0], scores)
-
-
-def test_inverted_digits_are_flagged_and_other_digits_are_not() -> None:
-    """The threshold comes from held-out digits; the flags are for other digits and their inverted images."""
-    images, labels = images_and_labels()
-    ifc = IFComp(train_network(images[:800], labels[:800]), fisher="exact", damping=OOD_DAMPING)
-    ifc.fit([images[:800]])
-    threshold = ood_threshold(ifc.bounded_complexity(images[800:1300]), 0.95)
-    result = flag_ood(ifc.score([images[1300:], 1 - images[1300:]]), threshold)
-    inverted = result["index"] >= len(images) - 1300
-    assert result["is_ood"][~inverted].mean() < 0.12
-    assert result["is_ood"][inverted].mean() > 0.9
-    assert ood_metrics(result[OOD_COLUMN][~inverted], result[OOD_COLUMN][inverted]).auroc > 0.95

@@ -97,7 +97,7 @@ def fit(
         {out: "the run"},
         {
             options.command_line("audit", out, **on_device): "find wrong training labels",
-            options.command_line("ood", out, "DATA", **on_device): "find inputs unlike the training data",
+            options.command_line("ood", out, "DATA", held_out="DATA", **on_device): "find unfamiliar inputs",
             options.command_line("calibrate", out, "DATA", **on_device): "calibrate the predictions",
         },
         GATE if _is_inaccurate(ifc) else 0,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -22,27 +20,54 @@ from ifcomp.cli.output import (
     table,
     write_table,
 )
+from ifcomp.errors import SettingError
 
-#: AUROC between reference and inputs below which the message suggests another beta.
-GOOD_SEPARATION = 0.8
+if TYPE_CHECKING:
+    import pandas as pd
 
-EPILOG = "[bold]Example:[/bold] ifcomp ood run.ifcomp folder:new --reference folder:held-out"
+    from ifcomp import IFComp
+    from ifcomp.detection import OODDetector
+    from ifcomp.tasks.ood_table import OODTable
+
+EPILOG = "[bold]Example:[/bold] ifcomp ood run.ifcomp folder:new --held-out folder:held-out"
 
 
 def ood(
     path: options.RunPath,
-    data: Annotated[str, typer.Argument(metavar="DATA", help=f"Inputs to check: {options.DATA_FORM}.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help=f"Inputs to check; in-distribution inputs with --ood: {options.DATA_FORM}."
+        ),
+    ],
     model: options.ModelOptions,
     reading: options.DataOptions,
-    reference: Annotated[
+    held_out: Annotated[
         str | None,
         typer.Option(
             metavar="DATA",
-            help="In-distribution inputs from which the threshold is computed, preferably held out.",
-            show_default="the training data of the run",
+            help="In-distribution inputs that the model was not trained on. They set the threshold.",
+            show_default="the detector that is stored in the run",
         ),
     ] = None,
-    tpr: Annotated[float, typer.Option(min=0, max=1, help="Share of the reference to accept.")] = 0.95,
+    known_ood: Annotated[
+        str | None,
+        typer.Option("--ood", metavar="DATA", help="Known OOD inputs: compare the AUROC with max softmax and energy."),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Scores to join, with --held-out: complexity, energy, neighbours; several with commas.",
+            show_default="all three",
+        ),
+    ] = None,
+    tpr: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share of the held-out inputs to accept, with --held-out.", show_default="0.95"
+        ),
+    ] = None,
     out: Annotated[
         str, typer.Option(metavar="FILE", help="Table of all inputs, most surprising first: .csv or .parquet.")
     ] = "ood.csv",
@@ -50,81 +75,93 @@ def ood(
     max_flagged: Annotated[
         int | None, typer.Option(min=0, help=f"Exit with {GATE} if more inputs are flagged.")
     ] = None,
-    probes: options.Probes = None,
-    capped: Annotated[
-        float | None,
-        typer.Option(metavar="ALPHA", min=0, help="Score by capped parametric complexity with this alpha instead."),
-    ] = None,
-    damping: options.DampingText = None,
 ) -> Outcome:
     """Flag inputs that are unlike the training data.
 
-    The score is the bounded complexity in nats, or the parametric complexity with --probes or --capped. Larger = more
-    surprising. Labels are not used.
+    The score joins bounded complexity, energy and the distance to training examples by their ranks among held-out
+    inputs. Larger = more surprising. Labels are not used. The detector is stored in the run.
     """
-    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.run import open_run
-    from ifcomp.scores import DESCRIPTIONS
-    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING, PARAMETRIC_COLUMN, flag_ood, ood_metrics, ood_threshold
+    from ifcomp.tasks.ood import check_members, ood_threshold
 
     check_target(out, TABLE_SUFFIXES)
-    ood_threshold([0.0], tpr)  # checks tpr before any work is done
-    chosen_damping = options.parse_damping(damping, OOD_DAMPING)
+    members = None if score is None else score.split(",")
+    check_members(members)  # checks settings before any work is done
+    ood_threshold([0.0], 0.95 if tpr is None else tpr)
+    if held_out is None and (score is not None or tpr is not None):
+        raise SettingError("--score and --tpr belong to a new detector. Name its held-out inputs with --held-out.")
     run = open_run(path, model)
+    if held_out is not None:
+        check_target(path)
+        if run.is_training_data(held_out):
+            raise SettingError(
+                f"The model was trained on '{held_out}', which is less surprising than new data. Name held-out data."
+            )
     source = run.open_data(data, reading, labelled=False)
-    in_distribution = run.open_data(reference, reading, secondary=True).unlabelled()
-    ifc = run.load_predictor(source, in_distribution)
-    form: dict[str, Any] = {} if capped is None else {"capped": True, "alpha": capped}
-    form |= {} if probes is None else {"probes": probes}
-    cache, settings = open_cache(run, ifc), {**form, "damping": repr(chosen_damping)}
-    reference_scores, scores = (
-        cache.scores(part, settings, partial(ifc.score, part.batches(), **form, damping=chosen_damping))
-        for part in (in_distribution, source)
-    )
-    column = OOD_COLUMN if probes is None and capped is None else PARAMETRIC_COLUMN
-    threshold = ood_threshold(reference_scores.column(column), tpr)
-    flags = flag_ood(scores, threshold, column)
-    flagged = int(flags["is_ood"].sum())
-    settings = {**scores.settings, "threshold": threshold, "tpr": tpr, "reference": in_distribution.spec}
-    descriptions = DESCRIPTIONS | {"is_ood": f"whether the {column.replace('_', ' ')} is above the threshold"}
-    write_table(out, flags, descriptions, settings, source)
+    others = {
+        spec: run.open_data(spec, reading, labelled=False, secondary=True) for spec in (held_out, known_ood) if spec
+    }
+    ifc = run.load_predictor(source, *others.values())
+    written = {}
+    if held_out is not None:
+        ifc.ood_detector(others[held_out].batches(), 0.95 if tpr is None else tpr, members)
+        run.save(ifc)
+        written[path] = "the run with its detector"
+    detector = _stored_detector(ifc, path)
+    checked = detector.table(source.batches(), ood=None if known_ood is None else others[known_ood].batches())
+    write_table(out, checked.ranked, checked.descriptions, dict(checked.settings), source)
     facts = {
         "run": path,
         "data": source.spec,
-        "reference": in_distribution.spec,
-        "examples": len(flags),
-        "flagged": flagged,
-        "score": column,
-        "threshold": threshold,
-        "tpr": tpr,
-        "separation": asdict(ood_metrics(reference_scores.column(column), scores.column(column))),
-        "settings": settings,
+        "held_out": held_out,
+        "ood": known_ood,
+        **_results(checked, detector),
         "max_flagged": max_flagged,
-        "top": records(flags.head(top), source),
+        "top": records(checked.ranked.head(top), source),
     }
     return Outcome(
         facts,
-        [paragraph(_summary(facts, run.is_training_data(reference))), *_top_table(facts, run.class_names(source))],
-        {out: f"all {len(flags):,} inputs, most surprising first"},
-        {options.command_line("report", path, model=model, strange=data): "a histogram of both in the report"},
-        GATE if max_flagged is not None and flagged > max_flagged else 0,
+        [
+            paragraph(checked.headline),
+            *_comparison_table(checked.comparison),
+            *_top_table(facts, run.class_names(source)),
+        ],
+        {**written, out: f"all {len(checked.frame):,} inputs, most surprising first"},
+        {options.command_line("report", path, model=model, strange=data): "a histogram in the report"},
+        GATE if max_flagged is not None and len(checked.flagged) > max_flagged else 0,
     )
 
 
-def _summary(facts: Mapping[str, Any], is_training_data: bool) -> str:
-    separation, score = facts["separation"]["auroc"], facts["score"].replace("_", " ")
-    text = (
-        f"{facts['flagged']:,} of {facts['examples']:,} inputs of {facts['data']} are flagged: {score} above "
-        f"{facts['threshold']:.3g} nats, the {100 * facts['tpr']:g} % quantile of {facts['reference']}. AUROC "
-        f"of {facts['data']} against {facts['reference']}: {separation:.3f} (0.5 = alike, "
-        "1 = every input is more surprising)."
-    )
-    if is_training_data:
-        text += " Training data is less surprising than any new data: held-out data is a better --reference."
-    if separation < GOOD_SEPARATION:
-        beta = 0.1 if facts["settings"]["beta"] > 0.3 else 1
-        text += f" If these inputs should be out of distribution, compare a fit with another --beta, such as {beta:g}."
-    return text
+def _stored_detector(ifc: IFComp, path: str) -> OODDetector:
+    if ifc.detector is None:
+        raise SettingError(
+            f"'{path}' has no detector yet. Name in-distribution inputs that the model was not trained on with "
+            "--held-out: they set the threshold."
+        )
+    return ifc.detector
+
+
+def _results(checked: OODTable, detector: OODDetector) -> dict[str, Any]:
+    return {
+        "examples": len(checked.frame),
+        "flagged": len(checked.flagged),
+        "score": list(detector.members),
+        "threshold": detector.threshold,
+        "tpr": detector.rule.tpr,
+        "comparison": None if checked.comparison is None else checked.comparison.to_dict("records"),
+        "best": checked.best,
+        "settings": dict(detector.settings),
+    }
+
+
+def _comparison_table(comparison: pd.DataFrame | None) -> list[RenderableType]:
+    if comparison is None:
+        return []
+    rows = [
+        (row["score"], f"{100 * row['auroc']:.1f}", f"{100 * row['fpr95']:.1f}")
+        for row in comparison.to_dict("records")
+    ]
+    return [table(("score", "AUROC, %", "FPR at 95 % TPR, %"), rows)]
 
 
 def _top_table(facts: Mapping[str, Any], names: Sequence[str] | None) -> list[RenderableType]:
@@ -133,10 +170,11 @@ def _top_table(facts: Mapping[str, Any], names: Sequence[str] | None) -> list[Re
             row["name"],
             class_name(row["prediction"], names),
             f"{row['confidence']:.3f}",
-            f"{row[facts['score']]:.3g}",
-            f"{row['surprise']:.1f}",
+            f"{row['score']:.3g}",
+            *(f"{row[member]:.3g}" for member in facts["score"]),
         )
         for row in facts["top"]
     ]
-    columns = ("most surprising", "prediction", "confidence", "nats", "surprise")
+    members = facts["score"]
+    columns = ("most surprising", "prediction", "confidence", "score", *members)
     return [table(columns, rows, left=2)] if rows else []

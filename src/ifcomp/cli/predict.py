@@ -86,7 +86,7 @@ def predict(
         shown.append(paragraph("NLL is in nats. Smaller NLL, ECE and Brier score are better."))
         shown.append(metric_table("", metrics))
     next_steps = {
-        options.command_line("ood", path, data, model=model, reading=reading): "find inputs unlike the training data"
+        options.command_line("ood", path, data, held_out="DATA", model=model, reading=reading): "find unfamiliar inputs"
     }
     return Outcome(facts, shown, {out: f"{len(frame):,} rows"}, next_steps)
 

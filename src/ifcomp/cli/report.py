@@ -82,12 +82,12 @@ def _complexity(
 ) -> ComplexityGroups:
     """Return the bounded complexity of in-distribution and OOD inputs in nats."""
     from ifcomp.report import ComplexityGroups
-    from ifcomp.tasks.ood import OOD_COLUMN, OOD_DAMPING
+    from ifcomp.tasks.ood import OOD_DAMPING
 
     def complexity(source: Source) -> Any:
         inputs, settings = source.unlabelled(), {"damping": repr(OOD_DAMPING)}
         scores = cache.scores(inputs, settings, lambda: ifc.score(inputs.batches(), damping=OOD_DAMPING))
-        return scores.column(OOD_COLUMN)
+        return scores.column("bounded_complexity")
 
     ood = {name: complexity(source) for name, source in ood_sources.items()}
     return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)

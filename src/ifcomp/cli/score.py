@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EPILOG = "[bold]Example:[/bold] ifcomp score run.ifcomp npz:new.npz --out scores.csv"
 
 #: Columns that are summarised on the terminal.
-SUMMARISED = ("confidence", "surprise", "parametric_complexity", "error", "stochastic_complexity")
+SUMMARISED = ("confidence", "parametric_complexity", "bounded_complexity", "error", "stochastic_complexity")
 
 
 def score(
@@ -50,7 +50,7 @@ def score(
     max_memory: options.MaxMemory = None,
     checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
-    """Score data: prediction, confidence, surprise and complexity; error and regret if there are labels.
+    """Score data: prediction, confidence and complexity; error and regret if there are labels.
 
     Larger = more surprising, more suspicious. Codelengths are in nats.
     """
@@ -85,8 +85,8 @@ def score(
     given = [] if data is None else [data]
     next_steps = {options.command_line("audit", path, *given, model=model, reading=reading): "find wrong labels"}
     if not was_seen and data is not None:
-        command = options.command_line("ood", path, data, model=model, reading=reading)
-        next_steps = {command: "find inputs unlike the training data"}
+        command = options.command_line("ood", path, data, held_out="DATA", model=model, reading=reading)
+        next_steps = {command: "find unfamiliar inputs"}
     return Outcome(facts, _shown(scores, source.spec), {out: f"{len(scores):,} rows"}, next_steps)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -107,6 +108,8 @@ class Factors:
         settings: How they were estimated.
         training_accuracy: Share of the labelled training examples whose label is the model's prediction; None without
             labels.
+        reference: Normalised penultimate features [R, D] of a sample of the training examples, on the CPU; None if the
+            model has none, or if the factors are not from `IFComp.fit`.
     """
 
     blocks: Mapping[str, BlockFactors]
@@ -114,6 +117,7 @@ class Factors:
     num_classes: int
     settings: FitSettings
     training_accuracy: float | None = None
+    reference: Tensor | None = None
 
     def to(self, device: torch.device) -> Factors:
         """The same factors on another device."""
@@ -135,6 +139,10 @@ class Factors:
 
     def digest(self) -> str:
         """A digest of all second moments and eigenbases."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         blocks = self.blocks.values()
         bases = [(block.basis.inputs, block.basis.outputs) for block in blocks if block.basis is not None]
         tensors = [*(block.second_moments for block in blocks), *(part for pair in bases for part in pair)]

@@ -79,3 +79,16 @@ def votes(neighbours: Neighbours, labels: Tensor, num_classes: int) -> np.ndarra
     counts.scatter_add_(1, given, torch.ones_like(given, dtype=torch.float64))
     result: np.ndarray = ((counts + PRIOR_VOTES * frequencies) / (given.shape[1] + PRIOR_VOTES)).numpy()
     return result
+
+
+def neighbour_distances(queries: Tensor, reference: Tensor, count: int) -> Tensor:
+    """Euclidean distance of every query to the k-th nearest reference example, [n]; larger = more surprising.
+
+    Args:
+        queries: Features of length 1, [n, d].
+        reference: Features of length 1, [m, d].
+        count: Rank k of the neighbour, from 1 to m.
+    """
+    step = max(1, _BLOCK_ELEMENTS // len(reference))
+    cosines = [(rows @ reference.T).kthvalue(len(reference) - count + 1, dim=1).values for rows in queries.split(step)]
+    return (2 - 2 * torch.cat(cosines)).clamp_min(0).sqrt()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ifcomp.curvature.factors import Damping, FisherKind, FitSettings, check_damping, check_number
-from ifcomp.errors import LabelError, SettingError
+from ifcomp.errors import LabelError, NotFittedError, SettingError
 from ifcomp.predictor import DEFAULT_DAMPING, IFComp
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.audit import LabelAudit
@@ -38,12 +38,12 @@ def multilayer_perceptron(features: int, classes: int) -> nn.Module:
 class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type information
     """A neural network whose probabilities are the pNML distribution (eq. pnml_dist).
 
-    Larger complexity and surprise = more surprising; complexity is in nats.
+    Larger complexity and OOD score = more surprising; both are in nats.
 
     Example:
         >>> model = make_pipeline(SimpleImputer(), IFCompClassifier()).fit(X, y)
         >>> model.predict_proba(X_new)
-        >>> model[-1].surprise(model[:-1].transform(X_new))    # 1 = like a training example
+        >>> model[-1].fit_ood(model[:-1].transform(X_held_out)).ood_score(model[:-1].transform(X_new))
 
     Attributes:
         classes_: Labels in the order of the columns of `predict_proba`.
@@ -173,9 +173,26 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """Return the parametric complexity ``log(1 + E[IF] / n)`` in nats, [N]; larger = more surprising."""
         return self.table(X).column("parametric_complexity")
 
-    def surprise(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """Return E[IF] relative to its mean on the training data, [N]; larger = more surprising."""
-        return self.table(X).column("surprise")
+    def fit_ood(self, X: ArrayLike, tpr: float = 0.95) -> Self:  # noqa: N803
+        """Build the OOD detector of `ood_score` from held-out features; see `IFComp.ood_detector`.
+
+        Args:
+            X: Features [N, D] of in-distribution examples that the network was not trained on.
+            tpr: Share of them to accept.
+        """
+        self.ifc_.ood_detector(_batches(self._validated_inputs(X), None), tpr, progress=self.verbose)
+        return self
+
+    def ood_score(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+        """Return the score of the OOD detector in nats, [N]; larger = more surprising.
+
+        ``self.ifc_.detector.threshold`` accepts the share ``tpr`` of held-out examples. Needs `fit_ood`.
+        """
+        inputs = self._validated_inputs(X)
+        detector = self.ifc_.detector
+        if detector is None:
+            raise NotFittedError("OOD scores need held-out data: call fit_ood(X_held_out) first.")
+        return torch.cat([detector.score(part) for part in inputs.split(_BATCH_SIZE)]).numpy()
 
     def table(self, X: ArrayLike, y: ArrayLike | None = None) -> ScoreTable:  # noqa: N803
         """Return all scores, one row per example, for the functions of `ifcomp.tasks`.

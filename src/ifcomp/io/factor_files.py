@@ -22,6 +22,8 @@ from ifcomp.io.untrusted import parse_json, read_safetensors
 
 SCHEMA = 1
 _METADATA_KEY = "ifcomp"
+#: Tensor of the reference set. Names of other tensors contain a slash.
+_REFERENCE = "reference"
 _TENSOR_NAMES = ("second_moments", "basis.inputs", "basis.outputs")
 _DTYPES = (torch.float32, torch.float64)
 
@@ -59,6 +61,8 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         for tensor_name, tensor in zip(_TENSOR_NAMES, parts, strict=True):
             if tensor is not None:
                 tensors[f"{name}/{tensor_name}"] = tensor.detach().cpu().contiguous()
+    if saved.factors.reference is not None:
+        tensors[_REFERENCE] = saved.factors.reference.detach().cpu().contiguous()
     metadata = {
         "schema": SCHEMA,
         "version": saved.version,
@@ -102,6 +106,7 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
             num_classes,
             FitSettings(**_typed(metadata, "settings", dict)),
             _accuracy(metadata.get("training_accuracy")),
+            _read_reference(tensors),
         )
         options, digests = (_typed(metadata, name, dict) for name in ("options", "fingerprint"))
         results = _typed({"results": {}, **metadata}, "results", dict)
@@ -172,6 +177,19 @@ def _read_block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
         if basis is not None and not _has_unit_columns(basis):
             raise ValueError(f"block '{name}' has eigenvectors whose length is not 1")
     return BlockFactors(moments, None if outputs is None else Basis(inputs, outputs))
+
+
+def _read_reference(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the reference set after a check of its values; None without one."""
+    reference = tensors.get(_REFERENCE)
+    if reference is None:
+        return None
+    if reference.dtype not in _DTYPES or reference.dim() != 2 or not reference.numel():
+        raise ValueError("the reference set is not a matrix of floating-point numbers")
+    squared_norms = reference.double().square().sum(1)
+    if not bool((((squared_norms - 1).abs() < _NORM_TOLERANCE) | (squared_norms == 0)).all()):
+        raise ValueError("the reference set has features whose length is not 1")
+    return reference
 
 
 def _has_unit_columns(basis: Tensor) -> bool:

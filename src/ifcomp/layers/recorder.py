@@ -16,6 +16,7 @@ from ifcomp.data.batches import Batch
 from ifcomp.errors import ModelError
 from ifcomp.layers.forward import autocast_dtype, evaluating, run_in_autocast
 from ifcomp.layers.functions import FunctionCalls, Target
+from ifcomp.layers.head import Head, first_input
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import TrackedModule
 from ifcomp.layers.layout import Layout
@@ -40,6 +41,7 @@ class Verified:
         uses_vmap: Whether ``vmap`` gives the right gradients of parameters without a layer rule.
         shared: Names of inputs without a batch axis; see `Batch.shared`.
         uses: Uses of the parameters of every layer by functions, per call.
+        head: The layer that maps penultimate features to logits, or None.
     """
 
     inventory: Inventory
@@ -51,6 +53,7 @@ class Verified:
     uses_vmap: bool = True
     shared: frozenset[str] = frozenset()
     uses: Mapping[str, float] = field(default_factory=dict)
+    head: Head | None = None
 
 
 class Recorder:
@@ -117,6 +120,9 @@ class Recorder:
             stack.enter_context(uncompiled(self.model))
             for tracked in self.inventory.tracked:
                 self._attach(tracked, stack)
+            if self.verified.head is not None:
+                head = self.model.get_submodule(self.verified.head.name)
+                stack.callback(head.register_forward_pre_hook(self._record_head, with_kwargs=True).remove)
             for parameter in self.model.parameters():
                 if parameter.requires_grad and id(parameter) not in covered:
                     parameter.requires_grad_(False)
@@ -228,6 +234,12 @@ class Recorder:
         else:
             tracked.module.forward = self._replacement(tracked, tracked.module.forward)
             stack.callback(delattr, tracked.module, "forward")
+
+    def _record_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the penultimate features: the input of the head."""
+        value = first_input(args, kwargs)
+        if self._recording is not None and isinstance(value, Tensor) and not is_foreign(self._thread):
+            self._recording.penultimate = value.detach()
 
     def _inside(self, tracked: TrackedModule, original: Callable[..., object]) -> Callable[..., object]:
         target = _target(tracked)

@@ -88,6 +88,7 @@ class Recording:
         """
         self.batch_size, self.layouts, self.dtype = batch_size, layouts, dtype
         self.logits: Tensor = torch.empty(0)
+        self.penultimate: Tensor | None = None
         self.backward_dtype = dtype
         self.calls: dict[str, list[LayerCall]] = {}
         self.uses: Mapping[int, int] = {}

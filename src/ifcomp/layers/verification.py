@@ -26,6 +26,7 @@ from ifcomp.data.checks import check_inputs
 from ifcomp.errors import IfcompError, LogitsError, ModelError
 from ifcomp.layers.expected import Expected, expected_gradients, explains_parameters
 from ifcomp.layers.forward import HALF, in_float32
+from ifcomp.layers.head import find_head
 from ifcomp.layers.inputs import shared_inputs
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.layer import Layer
@@ -123,7 +124,8 @@ def verified_recorder(
     """
     check_inputs(batch)
     shared = shared_inputs(model, batch)
-    verified = replace(verify(model, inventory, replace(batch, shared=shared), likely), shared=shared)
+    batch = replace(batch, shared=shared)
+    verified = replace(verify(model, inventory, batch, likely), shared=shared, head=find_head(model, batch))
     if layers is not None:
         selected = verified.inventory.keep(inventory.select(layers, verified.order))
         verified = replace(verified, inventory=selected)

@@ -72,7 +72,7 @@ def build_report(
         title: Heading of the report.
         audit: A label audit, such as `ifcomp.tasks.audit.LabelAudit`.
         calibration: Reliability curves before and after calibration.
-        complexity: Complexities [N] in nats of in-distribution and OOD inputs, such as `ifcomp.tasks.ood.OOD_COLUMN`.
+        complexity: Complexities [N] in nats of in-distribution and OOD inputs, such as bounded complexity.
         explanations: Training examples that support and contradict the label of a suspect, by index of the suspect;
             each a `TrainingExample` or a tuple of its fields.
         neighbours: Nearest examples of a suspect per layer, largest weight first, by index of the suspect.

@@ -1,36 +1,37 @@
-"""Out-of-distribution (OOD) detection on scores: thresholds, flags and metrics.
+"""Out-of-distribution (OOD) detection on scores: joined scores, thresholds and metrics.
 
 Larger scores = more surprising, more out-of-distribution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from ifcomp.curvature.factors import Relative
 from ifcomp.errors import SettingError
-from ifcomp.scores import ScoreTable
 from ifcomp.tasks.metrics import checked_scores
 
-#: Damping of the scores for OOD detection. OOD inputs stand out along low-curvature directions, which larger damping
-#: suppresses: for a MNIST LeNet at beta = 0.66, the AUROC against KMNIST and notMNIST is 98.9 and 99.0 % with almost
-#: no damping, and 98.5 and 97.8 % with ``Relative(0.1)``. At beta = 0.1 the difference is far larger.
+Floats = NDArray[np.float64]
+
+#: Damping of bounded complexity for OOD detection. OOD inputs stand out along low-curvature directions, which larger
+#: damping suppresses: for a MNIST LeNet at beta = 0.66, the AUROC against KMNIST and notMNIST is 98.9 and 99.0 % with
+#: almost no damping, and 98.5 and 97.8 % with ``Relative(0.1)``. At beta = 0.1 the difference is far larger.
 OOD_DAMPING = Relative(1e-4)
 
-#: Default score, in nats. At beta = 1 its AUROC is far above that of parametric complexity if the model is confident on
-#: OOD inputs, and about equal or better otherwise (experiments/ood_defaults/results).
-OOD_COLUMN = "bounded_complexity"
+#: Scores that a detector can join, by name, with their descriptions. Larger = more surprising.
+MEMBERS = {
+    "complexity": "bounded complexity in nats, from 0 to log K",
+    "energy": "energy -log sum_k exp(f_k) of the logits f in nats",
+    "neighbours": "Euclidean distance to the k-th nearest normalised penultimate features of the reference set, 0 to 2",
+}
 
-#: Score for tables from probes, which lack bounded complexity, and for capped scores; in nats.
-PARAMETRIC_COLUMN = "parametric_complexity"
-
-#: Columns that describe the input.
-_COLUMNS = ("index", "prediction", "confidence", "expected_influence", OOD_COLUMN, PARAMETRIC_COLUMN, "surprise")
+#: Members of the default score (experiments/ood_defaults/results/joins.md).
+DEFAULT_MEMBERS = ("complexity", "energy", "neighbours")
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,52 @@ def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
     return float(values[np.arange(1, len(values) + 1) / len(values) >= tpr][0])
 
 
-def flag_ood(table: ScoreTable, threshold: float, column: str = OOD_COLUMN) -> pd.DataFrame:
-    """Flag the examples whose score is above the threshold.
+def rank_surprisal(values: ArrayLike, held_out: ArrayLike) -> Floats:
+    """Surprisal of the ranks of values among held-out values, ``-log p`` in nats, [B]; larger = more surprising.
+
+    ``p = (#{h > s} + #{h = s} / 2 + 1/2) / (N + 1)`` is the smoothed share of the N held-out values h that are larger
+    than the value s. It lies strictly between 0 and 1, so the surprisal is finite: at most ``log(2N + 2)``. Any
+    increasing function of the values gives the same result.
 
     Args:
-        table: Scores with the same damping and beta as those of the threshold.
-        threshold: Threshold in nats, from `ood_threshold` of the same column on in-distribution data.
-        column: Name of the score; `PARAMETRIC_COLUMN` for scores from probes and for capped scores.
-
-    Returns:
-        Frame with ``index``, the columns that describe the input, and ``is_ood``; most surprising first.
+        values: Scores [B]; larger = more surprising.
+        held_out: Scores [N] of held-out in-distribution inputs.
     """
-    if np.isnan(threshold):
-        raise SettingError("threshold must be a number of nats, but is NaN.")
-    is_ood = checked_scores(column, table.column(column)) > threshold
-    frame = table.frame.loc[:, [name for name in table.frame.columns if name in _COLUMNS]].assign(is_ood=is_ood)
-    return frame.sort_values([column, "index"], ascending=[False, True], ignore_index=True)
+    scores, reference = checked_scores("values", values), np.sort(checked_scores("held_out", held_out))
+    below, up_to = (np.searchsorted(reference, scores, side) for side in ("left", "right"))
+    larger = len(reference) - (below + up_to) / 2
+    return np.asarray(-np.log((larger + 0.5) / (len(reference) + 1)))
+
+
+def join_scores(values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLike], members: Sequence[str]) -> Floats:
+    """Join scores of different units without a parameter: the sum of `rank_surprisal` over the members, [B], in nats.
+
+    This is Fisher's combination of p-values. A sum of log-odds ``log((1 - p) / p)`` is the same for large scores, but a
+    member that mistakes OOD inputs for typical ones can then cancel the others; here it adds nothing. A single member
+    is returned as it is, in its own unit.
+
+    Args:
+        values: Scores [B] by member.
+        held_out: Scores [N] of held-out in-distribution inputs by member.
+        members: Names of the scores to join.
+    """
+    if len(members) == 1:
+        return checked_scores(members[0], values[members[0]])
+    return np.asarray(np.sum([rank_surprisal(values[name], held_out[name]) for name in members], axis=0))
+
+
+def check_members(score: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the members of a score in the order of `MEMBERS`; None is the default.
+
+    Raises:
+        SettingError: If there is none, or a name is unknown or given twice.
+    """
+    names = DEFAULT_MEMBERS if score is None else (score,) if isinstance(score, str) else tuple(score)
+    if not names or len(set(names)) != len(names) or not set(names) <= MEMBERS.keys():
+        raise SettingError(
+            f"score must be one or several of {', '.join(map(repr, MEMBERS))}, each at most once, but is {score!r}."
+        )
+    return tuple(name for name in MEMBERS if name in names)
 
 
 def ood_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> OODMetrics:

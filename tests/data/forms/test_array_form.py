@@ -62,7 +62,7 @@ def test_arrays_give_the_scores_of_batches(form: str) -> None:
 def test_labels_are_optional(data: Any) -> None:
     frame = IFComp(net()).fit(data).score(data).frame
     assert "label" not in frame
-    assert frame["surprise"].tolist() == pytest.approx(TABLE["surprise"].tolist(), rel=1e-3)
+    assert frame["expected_influence"].tolist() == pytest.approx(TABLE["expected_influence"].tolist(), rel=1e-3)
 
 
 def test_arrays_are_audited_and_explained() -> None:

@@ -41,7 +41,7 @@ def test_tables_give_the_scores_of_batches(name: str | None) -> None:
 def test_a_table_without_labels_is_scored() -> None:
     frame = IFComp(net()).fit(FRAME).score(FRAME).frame
     assert "label" not in frame
-    assert frame["surprise"].tolist() == pytest.approx(EXPECTED["surprise"].tolist(), rel=1e-4)
+    assert frame["expected_influence"].tolist() == pytest.approx(EXPECTED["expected_influence"].tolist(), rel=1e-4)
 
 
 def test_nullable_and_boolean_columns_are_numbers() -> None:

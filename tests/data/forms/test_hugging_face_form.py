@@ -66,7 +66,7 @@ def test_labels_are_optional() -> None:
     data = text_data().remove_columns("label")
     frame = IFComp(BERT.make()).fit(data).score(data).frame
     assert "label" not in frame
-    assert frame["surprise"].tolist() == pytest.approx(expected()["surprise"].tolist(), rel=1e-2)
+    assert frame["expected_influence"].tolist() == pytest.approx(expected()["expected_influence"].tolist(), rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Only .* predictors carry")
