@@ -15,19 +15,8 @@ from ifcomp import IFComp
 
 #: Methods that must have an example.
 VERBS = (
-    *(
-        "fit",
-        "audit",
-        "ood_detector",
-        "calibrate",
-        "predict_proba",
-        "predict_set",
-        "prune",
-        "explain",
-        "report",
-        "score",
-    ),
-    *("save", "load"),
+    *("fit", "audit", "ood_detector", "calibrate", "predict_proba", "predict_set", "prune", "explain", "report"),
+    *("score", "save", "load"),
 )
 
 TESTS = {test.name.removeprefix("IFComp").lstrip("."): test for test in doctest.DocTestFinder().find(IFComp, "IFComp")}

@@ -65,7 +65,7 @@ def apply(
         ),
     ] = None,
 ) -> Outcome:
-    """Carry out the decisions of a report: change labels and drop examples.
+    """Carry out decisions about labels: change labels and drop examples.
 
     A label is a class index or a class name, and is needed for relabel only. Examples without a decision are kept.
     Everything is checked before a file is written. The data itself is changed with --in-place or --move only.
