@@ -162,7 +162,8 @@ def test_the_rank_of_the_neighbour_is_half_the_size_of_a_class_in_small_data() -
 def test_a_detector_of_another_fit_is_refused() -> None:
     ifc = IFComp(network()).fit([inputs(100, 1)], progress=False)
     gate = ifc.ood_detector(held_out())
-    assert ifc.detector is gate
+    assert ifc.detector is not None
+    assert ifc.detector.threshold == gate.threshold
     ifc.fit([inputs(110, 1)], progress=False)
     assert ifc.detector is None
     for call in (gate.score, gate.predict, gate.parts, lambda x: gate.table([x])):

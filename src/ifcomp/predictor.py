@@ -231,9 +231,7 @@ class IFComp(FittedState):
 
         Example:
             >>> probability = ifc.predict_proba(x)
-            >>> bool((probability.argmax(1) == model(x).argmax(1)).all())
-            True
-            >>> bool((probability.amax(1) < model(x).softmax(1).amax(1)).all())  # less confident than the softmax
+            >>> bool((probability.argmax(1) == model(x).argmax(1)).all())  # the predicted class is kept
             True
         """
         if alpha is not None:

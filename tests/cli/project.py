@@ -128,7 +128,7 @@ def ifcomp(*arguments: str) -> Result:
 def run_json(*arguments: str, code: int = 0) -> dict[str, Any]:
     """Run the command with ``--json``, check its exit code, and return the object."""
     result = ifcomp(*arguments, "--json")
-    assert result.exit_code == code, result.output
+    assert result.exit_code == code, (result.output, result.exception)
     content: dict[str, Any] = json.loads(result.stdout)
     assert (content["command"], content["exit_code"]) == (arguments[0], code)
     return content

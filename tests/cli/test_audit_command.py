@@ -190,6 +190,7 @@ def save_images(folder: str, x: torch.Tensor, labels: list[str]) -> None:
         Image.fromarray((255 * image[0].numpy()).astype(np.uint8)).save(Path(folder, label, f"{number:03}.png"))
 
 
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 def test_folders_keep_file_names_and_class_numbers(project: Project) -> None:
     x, y = project.arrays("train")
     save_images("images", x, [f"digit {label}" for label in y.tolist()])

@@ -68,12 +68,11 @@ def test_report_after_audit_computes_nothing_and_is_the_same(run: Project, calls
     assert calls == []
 
 
-def test_report_after_ood_scores_nothing_again(run: Project, calls: list[str]) -> None:
-    assert ifcomp("ood", "run.ifcomp", "npz:inverted.npz", "--reference", "npz:valid.npz").exit_code == 0
-    assert ifcomp("audit", "run.ifcomp").exit_code == 0
-    calls.clear()
-    result = ifcomp("report", "run.ifcomp", "--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz")
-    assert result.exit_code == 0, result.output
+def test_a_second_report_scores_nothing_again(run: Project, calls: list[str]) -> None:
+    for _ in range(2):
+        calls.clear()
+        result = ifcomp("report", "run.ifcomp", "--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz")
+        assert result.exit_code == 0, result.output
     assert calls == []
 
 

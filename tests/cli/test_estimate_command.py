@@ -19,7 +19,8 @@ def test_json(run: Project) -> None:
     content = run_json("estimate", run.model, "npz:train.npz", "--layers", "last", "--examples", "1000")
     assert content["examples"] == 1000
     assert [layer["name"] for layer in content["layers"]] == ["3"]
-    assert content["disk"] == 4 * (13 * 13 + 10 * 10 + 13 * 10)
+    reference = 1000 * 12  # penultimate features
+    assert content["disk"] == 4 * (13 * 13 + 10 * 10 + 13 * 10 + reference)
     assert content["fit_seconds"] > 0
     assert content["written"] == []
 
@@ -70,7 +71,7 @@ def test_next_step_has_all_options_and_runs(project: Project) -> None:
     stored = stored_record()
     assert (stored["data"], stored["options"]) == ("npz:my data.npz", {"batch_size": 64, "mean": [0.1], "std": [0.5]})
     audit, ood, calibrate = next_commands(result.stdout)
-    assert ood == ["ood", "run.ifcomp", "DATA", "--device", "cpu:0"]
+    assert ood == ["ood", "run.ifcomp", "DATA", "--held-out", "DATA", "--device", "cpu:0"]
     assert calibrate == ["calibrate", "run.ifcomp", "DATA", "--device", "cpu:0"]
     result = ifcomp(*audit)
     assert result.exit_code == 0, result.output
@@ -89,10 +90,12 @@ def test_next_step_of_an_audit_without_a_run_runs(project: Project) -> None:
     assert Path("audit.html").exists()
 
 
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 @pytest.mark.parametrize("command", ["score", "predict"])
 def test_next_step_after_other_commands_runs(run: Project, command: str) -> None:
     result = ifcomp(command, "run.ifcomp", "npz:unlabelled.npz", "--batch-size", "50", "--model", run.model)
     assert result.exit_code == 0, result.output
     [step] = next_commands(result.stdout)
-    assert step == ["ood", "run.ifcomp", "npz:unlabelled.npz", "--model", run.model, "--batch-size", "50"]
-    assert ifcomp(*step).exit_code == 0
+    expected = ["ood", "run.ifcomp", "npz:unlabelled.npz", "--held-out", "DATA", "--model", run.model]
+    assert step == [*expected, "--batch-size", "50"]
+    assert ifcomp(*("npz:valid.npz" if word == "DATA" else word for word in step)).exit_code == 0

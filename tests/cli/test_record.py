@@ -315,7 +315,10 @@ def test_run_keeps_its_data_when_it_replaces_another(run: Project) -> None:
 @pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 def test_every_command_that_writes_the_run_keeps_its_record(run: Project) -> None:
     before = stored_record()
-    for command in (["calibrate", "run.ifcomp", "npz:valid.npz"], ["ood", "run.ifcomp", "npz:inverted.npz"]):
+    for command in (
+        ["calibrate", "run.ifcomp", "npz:valid.npz"],
+        ["ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz"],
+    ):
         result = ifcomp(*command)
         assert result.exit_code == 0, result.output
         assert stored_record() == before
