@@ -76,7 +76,7 @@ def test_members_equal_their_definitions() -> None:
     np.testing.assert_allclose(parts["neighbours"], oracle_distance(features, reference, 50), rtol=1e-9)
 
 
-def test_the_score_is_the_sum_of_rank_surprisals() -> None:
+def test_the_score_is_the_log_mean_of_inverse_shares() -> None:
     gate = fitted().ood_detector(held_out())
     own, new = (
         {name: values.tolist() for name, values in gate.parts(x).items()}
@@ -88,8 +88,8 @@ def test_the_score_is_the_sum_of_rank_surprisals() -> None:
         for name in MEMBERS:
             larger = sum(value > new[name][row] for value in own[name])
             equal = sum(value == new[name][row] for value in own[name])
-            total -= math.log((larger + equal / 2 + 0.5) / (len(own[name]) + 1))
-        expected.append(total)
+            total += (len(own[name]) + 1) / (larger + equal / 2 + 0.5)
+        expected.append(math.log(total / 3))
     np.testing.assert_allclose(gate.score(inputs(20, 3)), expected, rtol=1e-9)
     assert gate.predict(inputs(20, 3)).tolist() == [value > gate.threshold for value in expected]
     assert gate.score(inputs(20, 3)).dtype == torch.float64

@@ -24,7 +24,6 @@ from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 from ifcomp.tasks.ood import Floats
 from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores, draw_scores
-from ifcomp.tasks.simple_scores import energy, max_softmax
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,6 +98,8 @@ class MemberScorer:
         return gather_rows(pd.concat(rows, ignore_index=True) if rows else pd.DataFrame({"index": []}))
 
     def _rows(self, microbatch: Microbatch, members: Sequence[str]) -> pd.DataFrame:
+        from ifcomp.tasks.simple_scores import energy, max_softmax  # imports scipy, which is slow
+
         logits, batch = microbatch.logits.cpu().numpy(), microbatch.batch
         uncertainty = max_softmax(logits)
         columns: dict[str, Any] = {
@@ -177,7 +178,7 @@ class OODDetector:
     def score(self, x: Any) -> Tensor:
         """Score of inputs, [B] in float64; larger = more surprising.
 
-        It is the sum over the members of ``-log p`` in nats, where p is the smoothed share of held-out inputs with a
+        It is ``log mean_m(1 / p_m)`` over the members m in nats. p is the smoothed share of held-out inputs with a
         larger value (`ifcomp.tasks.ood.join_scores`). A single member is returned in its own unit.
         """
         return torch.from_numpy(self._joined(self._read(self.rule, x, is_data=False)))

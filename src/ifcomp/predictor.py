@@ -329,8 +329,8 @@ class IFComp(FittedState):
     ) -> OODDetector:
         """Build a detector of inputs that are unlike the training data, from held-out in-distribution data.
 
-        The score joins its members without a parameter: the sum of ``-log p`` in nats, where p is the smoothed share of
-        held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
+        The score joins its members without a parameter: ``log mean_m(1 / p_m)`` in nats, where p is the smoothed share
+        of held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
         bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
         penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
         is computed with the damping ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from experiments.ood_defaults import run
+from experiments.ood_defaults import joins, run
 from experiments.ood_defaults.situations import digits, table, texts
 from ifcomp.complexity import BOUNDED_ADDED_PROBABILITY
-from ifcomp.tasks.ood import OOD_COLUMN
+from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS
 
 DEFAULT = f"bounded {BOUNDED_ADDED_PROBABILITY}"
 
@@ -24,7 +24,7 @@ def test_the_default_score_is_that_of_the_predictor() -> None:
     case = table("wine", 1)
     ifc = run.IFComp(case.model, damping=run.OOD_DAMPING, fisher="exact").fit([case.train])
     scores = run.scores(ifc, case.held_out)[DEFAULT].numpy()
-    np.testing.assert_allclose(scores, ifc.score([case.held_out]).column(OOD_COLUMN), rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(scores, ifc.score([case.held_out]).column("bounded_complexity"), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", [lambda: texts(0), lambda: digits("mlp", 1)])
@@ -40,3 +40,23 @@ def test_the_page_is_up_to_date() -> None:
     folder = run.HERE / "results"
     results = json.loads((folder / "ood.json").read_text())["results"]
     assert run.page(results) == (folder / "ood.md").read_text()
+
+
+def test_joins_of_a_table() -> None:
+    aurocs = joins.small(table, ("iris", 0))["auroc"]
+    names = {" + ".join(join) for join in joins.JOINS}
+    assert aurocs.keys() == {"max softmax", *MEMBERS, *names, *(f"all three, {name}" for name in joins.OTHER_JOINS)}
+    assert aurocs["complexity"]["scaled by 5"] > 0.8 > 0.5 > aurocs["energy"]["scaled by 5"]
+    three = " + ".join(DEFAULT_MEMBERS)
+    assert aurocs[three]["scaled by 5"] > aurocs["all three, sum of log-odds"]["scaled by 5"]
+
+
+def test_joined_log_odds_by_hand() -> None:
+    surprisals = -np.log([[0.5, 0.05], [0.5, 0.5]])  # p of two members and two inputs
+    np.testing.assert_allclose(joins.OTHER_JOINS["sum of log-odds"](surprisals), [0.0, np.log(19)], atol=1e-12)
+
+
+def test_the_page_of_joins_is_up_to_date() -> None:
+    folder = joins.HERE / "results"
+    results = json.loads((folder / "joins.json").read_text())["results"]
+    assert joins.page(results) == (folder / "joins.md").read_text()

@@ -161,7 +161,7 @@ def test_metadata_contain_the_settings_of_the_fit(tmp_path: Path) -> None:
     assert metadata["settings"] == {"beta": 0.5, "fisher": "exact", "label_samples": 2, "seed": 5}
     assert metadata["blocks"] == ["9", "11"]
     assert metadata["fingerprint"].keys() == CASES["lenet"].make().state_dict().keys()
-    assert {name.split("/")[0] for name in tensors} == {"9", "11"}
+    assert {name.split("/")[0] for name in tensors} == {"9", "11", "reference"}
 
 
 def test_files_contain_no_personal_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

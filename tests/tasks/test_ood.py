@@ -105,12 +105,11 @@ def test_surprisal_by_hand_and_under_monotone_maps() -> None:
     np.testing.assert_array_equal(rank_surprisal(values, held_out), rank_surprisal(np.exp(values), np.exp(held_out)))
 
 
-def test_joined_scores_are_sums_and_a_single_member_keeps_its_unit() -> None:
+def test_joined_scores_by_hand_and_a_single_member_in_its_own_unit() -> None:
     values = {"complexity": [1.0, 5.0], "energy": [-3.0, -3.0], "neighbours": [0.1, 0.2]}
     held_out = {"complexity": [0.0, 2.0, 4.0], "energy": [-5.0, -3.0, -1.0], "neighbours": [0.0, 0.0, 0.0]}
-    log = math.log
     # shares of larger held-out values, with half of equal ones, plus one half, of four
-    expected = [-log(2.5 / 4) - log(2 / 4) - log(0.5 / 4), -log(0.5 / 4) - log(2 / 4) - log(0.5 / 4)]
+    expected = [math.log((4 / 2.5 + 4 / 2 + 4 / 0.5) / 3), math.log((4 / 0.5 + 4 / 2 + 4 / 0.5) / 3)]
     np.testing.assert_allclose(join_scores(values, held_out, DEFAULT_MEMBERS), expected)
     np.testing.assert_array_equal(join_scores(values, held_out, ("energy",)), [-3.0, -3.0])
 

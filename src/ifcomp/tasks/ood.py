@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from ifcomp.curvature.factors import Relative
 from ifcomp.errors import SettingError
@@ -84,10 +83,11 @@ def rank_surprisal(values: ArrayLike, held_out: ArrayLike) -> Floats:
 
 
 def join_scores(values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLike], members: Sequence[str]) -> Floats:
-    """Join scores of different units without a parameter: the sum of `rank_surprisal` over the members, [B], in nats.
+    """Join scores of different units without a parameter: ``log mean_m(1 / p_m)`` over the members m, [B], in nats.
 
-    This is Fisher's combination of p-values. A sum of log-odds ``log((1 - p) / p)`` is the same for large scores, but a
-    member that mistakes OOD inputs for typical ones can then cancel the others; here it adds nothing. A single member
+    ``-log p_m`` is the `rank_surprisal` of a member. The score is minus the logarithm of the harmonic mean of the
+    p-values, and at most ``log(2N + 2)``. The most surprising member dominates. A member that mistakes OOD inputs for
+    typical ones adds almost nothing, whereas its log-odds ``log((1 - p) / p)`` would cancel the others. A single member
     is returned as it is, in its own unit.
 
     Args:
@@ -97,7 +97,8 @@ def join_scores(values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLik
     """
     if len(members) == 1:
         return checked_scores(members[0], values[members[0]])
-    return np.asarray(np.sum([rank_surprisal(values[name], held_out[name]) for name in members], axis=0))
+    surprisals = [rank_surprisal(values[name], held_out[name]) for name in members]
+    return np.asarray(np.logaddexp.reduce(surprisals, axis=0) - np.log(len(members)))
 
 
 def check_members(score: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -121,6 +122,8 @@ def ood_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> OODMetrics:
         in_scores: Scores of in-distribution inputs, [N]; larger = more surprising.
         out_scores: Scores of OOD inputs, [M].
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score  # slow import
+
     inside, outside = checked_scores("in_scores", in_scores), checked_scores("out_scores", out_scores)
     _, values = np.unique(np.concatenate([inside, outside]), return_inverse=True)  # ranks; scores may be infinite
     is_out = np.arange(len(values)) >= len(inside)
