@@ -63,7 +63,7 @@ from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.layout import Layout
 from ifcomp.layers.recorder import Recorder, working_dtype
-from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
 from ifcomp.layers.threads import exclusive
 from ifcomp.layers.verification import verified_recorder
 from ifcomp.layers.wrappers import unwrapped
@@ -119,6 +119,7 @@ class IFComp:
         label_samples: int = 1,
         seed: int = 0,
         skip_uncovered: bool = False,
+        max_output_basis: int = MAX_OUTPUT_BASIS,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Inspect the model's layers. The model is not modified.
@@ -137,6 +138,9 @@ class IFComp:
             label_samples: Number of labels drawn per example and pass.
             seed: Seed of the label samples and probes.
             skip_uncovered: Leave out parameters that cannot be covered instead of raising.
+            max_output_basis: Largest number of classes for which the outputs of the last layer have an eigenbasis.
+                Beyond it the basis is the identity, and the coverage names it: memory is then linear in the number of
+                classes instead of quadratic.
             collate_fn: Builds a batch from a list of examples of a Dataset, such as ``DataCollatorWithPadding`` of
                 transformers. None stacks the examples. A DataLoader has its own. It is not saved; set the attribute
                 after `load`.
@@ -149,7 +153,8 @@ class IFComp:
         self.collate_fn = collate_fn
         self.factors: Factors | None = None
         self._columns: tuple[str, ...] | None = None
-        self._selection = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
+        chosen = tuple(layers) if isinstance(layers, list) else layers
+        self._selection = Selection(chosen, sua, skip_uncovered, max_output_basis)
         with exclusive(model):
             self._inventory = take_inventory(model, self._selection)
         self._inventory.select(self._selection.layers)  # raises if a pattern matches nothing
@@ -627,6 +632,7 @@ class IFComp:
         partial: bool = False,
         damping: Damping = DEFAULT_DAMPING,
         sua: Sua = "auto",
+        max_output_basis: int = MAX_OUTPUT_BASIS,
     ) -> Self:
         """Build a fitted predictor from factors of another source.
 
@@ -636,6 +642,8 @@ class IFComp:
             partial: Accept factors that leave out trainable parameters.
             damping: As for the constructor.
             sua: The value that the factors were fitted with.
+            max_output_basis: As for the constructor; at least the number of classes if the factors have an output
+                basis of the last layer.
 
         Raises:
             FingerprintError: If factors are missing, unknown, or of another shape or dtype. The message lists them.
@@ -645,8 +653,16 @@ class IFComp:
             known = factors.blocks.keys()
             complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
-        made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
-        advice = "Give the model and sua= of the fit; partial=True accepts missing parameters."
+        made = cls(
+            model,
+            **asdict(factors.settings),
+            layers=layers,
+            damping=damping,
+            sua=sua,
+            skip_uncovered=partial,
+            max_output_basis=max_output_basis,
+        )
+        advice = "Give the model, sua= and max_output_basis= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 

@@ -30,11 +30,11 @@ class Basis:
 
     Attributes:
         inputs: Q_A [G, side, side]; None is the identity (one-hot inputs).
-        outputs: Q_S [G, O, O].
+        outputs: Q_S [G, O, O]; None is the identity (more outputs than `ifcomp.layers.registry.MAX_OUTPUT_BASIS`).
     """
 
     inputs: Tensor | None
-    outputs: Tensor
+    outputs: Tensor | None
 
 
 class Form(Protocol):
@@ -84,7 +84,11 @@ class Block(ABC):
     @property
     def has_eigenbasis(self) -> bool:
         """Whether the first pass over the training data accumulates covariances of this block."""
-        return self.factor_shapes.output_basis is not None
+        return any(shape is not None for shape in self.factor_shapes[1:])
+
+    def limit_output_basis(self, maximum: int) -> Block:
+        """Return the block with the identity as output basis if it has more than ``maximum`` outputs."""
+        return self
 
     def plan(self, inputs: Any, chunk_size: int, cotangents: int = 1, condition: float = float("inf")) -> Any:
         """Choose how gradients are rotated and which kernel evaluates the form. Blocks without a choice return None.

@@ -67,11 +67,11 @@ class PairForm:
     """The form from products of pairs of positions.
 
     Attributes:
-        basis: Q_S [G, O, O].
+        basis: Q_S [G, O, O]; None is the identity.
         pairs: V [B, G, O, T, T].
     """
 
-    basis: Tensor
+    basis: Tensor | None
     pairs: Tensor
 
     def quadratic(self, output_grads: Tensor) -> Tensor:
@@ -145,8 +145,8 @@ def gradient_slabs(
             yield examples, columns, gradients
 
 
-def _rotate_outputs(basis: Tensor, values: Tensor) -> Tensor:
-    """``Q_S^T v`` for values [b, G, C, O, N] and a basis [G, O, O]."""
+def _rotate_outputs(basis: Tensor | None, values: Tensor) -> Tensor:
+    """``Q_S^T v`` for values [b, G, C, O, N] and a basis [G, O, O]; None is the identity."""
     groups = values.transpose(1, 2)  # [b, C, G, O, N]
     rotated: Tensor = rotate(basis, groups.flatten(0, 1)).unflatten(0, groups.shape[:2])
     return rotated.transpose(1, 2)
