@@ -142,6 +142,22 @@ class Block(ABC):
             plan: Result of `plan`.
         """
 
+    def label_forms(
+        self, inputs: Any, basis: Basis | None, weights: Tensor, residual: Tensor, top: Tensor
+    ) -> Tensor | None:
+        """``g^T W g`` of the block for the residual ``p - e_y`` of every label y, [B, K], without a backward pass.
+
+        None unless the block has one output per label, at one position. The outputs are taken to be the logits.
+
+        Args:
+            inputs: Canonical inputs.
+            basis: Eigenbasis.
+            weights: W, as for `form`.
+            residual: ``p - e_top`` in the dtype of the weights, [B, K].
+            top: The most probable label, [B].
+        """
+        return None
+
     @abstractmethod
     def gradients(self, inputs: Any, output_grads: Tensor, basis: Basis | None = None) -> Tensor:
         """Per-example gradients in the eigenbasis, or in parameter space without one, [B, C, P].

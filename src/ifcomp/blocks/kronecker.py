@@ -100,6 +100,14 @@ class KroneckerBlock(Block):
             return pair_form(inputs, basis, weights)
         return DirectForm(inputs, basis, weights, plan)
 
+    def label_forms(
+        self, inputs: KroneckerInputs, basis: Basis | None, weights: Tensor, residual: Tensor, top: Tensor
+    ) -> Tensor | None:
+        assert basis is not None
+        if (inputs.positions, self.shape.groups, self.shape.out_features) != (1, 1, residual.shape[1]):
+            return None
+        return pair_form(inputs, basis, weights).labels(residual, top)
+
     def gradients(self, inputs: KroneckerInputs, output_grads: Tensor, basis: Basis | None = None) -> Tensor:
         if basis is None:
             return torch.einsum("bcgot,bgjt->bcgoj", output_grads, inputs.unfold()).flatten(2)

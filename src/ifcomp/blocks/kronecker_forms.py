@@ -86,6 +86,25 @@ class PairForm:
         outputs = self._rotated(output_grads)
         return (outputs @ self.pairs @ outputs.transpose(3, 4)).sum((1, 2))
 
+    def labels(self, residual: Tensor, top: Tensor) -> Tensor:
+        """``v_y^T M v_y`` of ``v_y = p - e_y`` for every output y, [B, O], with one group and one position.
+
+        ``M = Q_S diag(V) Q_S^T``, so the form is ``p^T M p - 2 (M p)_y + M_yy``. This cancels for a label of
+        probability near 1, so that of ``top`` is ``residual^T M residual``. Cost: O^2 multiplications per example.
+
+        Args:
+            residual: ``p - e_top``, [B, O].
+            top: The most probable label, [B].
+        """
+        weights, index = self.pairs.flatten(1), top.unsqueeze(1)
+        probability = residual.scatter_add(1, index, torch.ones_like(residual[:, :1]))
+        basis = None if self.basis is None else self.basis[0]
+        rotated, rotated_residual = (value if basis is None else value @ basis for value in (probability, residual))
+        products = weights * rotated
+        products, diagonal = (products, weights) if basis is None else (products @ basis.T, weights @ basis.T.square())
+        forms = (weights * rotated.square()).sum(1, keepdim=True) - 2 * products + diagonal
+        return forms.scatter(1, index, (weights * rotated_residual.square()).sum(1, keepdim=True))
+
     def _rotated(self, output_grads: Tensor) -> Tensor:
         """Output gradients in the eigenbasis, [B, G, O, C, T]."""
         rotated: Tensor = rotate(self.basis, output_grads.flatten(0, 1)).unflatten(0, output_grads.shape[:2])
