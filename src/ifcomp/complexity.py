@@ -165,14 +165,63 @@ def bounded_complexity(
         mean_training_influence: Mean of E[IF] over the training data.
         added_probability: Mean of ``alpha/n E[IF]`` over the training data; sets alpha.
     """
-    top = log_probability.argmax(1, keepdim=True)
-    log_rest_of_top = log_probability.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
-    log_rest = torch.log1p(-log_probability.exp()).scatter(1, top, log_rest_of_top)  # log(1 - p), accurate for p near 1
-    hindsight = hindsight_log_odds(log_probability - log_rest, influence, added_probability / mean_training_influence)
+    top, log_odds = log_probability.argmax(1, keepdim=True), label_log_odds(log_probability)
+    hindsight = hindsight_log_odds(log_odds, influence, added_probability / mean_training_influence)
     # sum_y sigmoid(h_y) - 1, without cancellation: the top label is close to 1.
     others = torch.sigmoid(hindsight).scatter(1, top, 0).sum(1)
     missing_of_top = torch.sigmoid(-hindsight.gather(1, top)).squeeze(1)
     return torch.log1p((others - missing_of_top).clamp_min(0))
+
+
+def sampled_excess(
+    log_probability: Tensor,
+    labels: Tensor,
+    influence: Tensor,
+    control: Tensor,
+    mean_training_influence: float,
+    added_probability: float = BOUNDED_ADDED_PROBABILITY,
+) -> tuple[Tensor, Tensor]:
+    """Estimate ``S - 1`` from a sample of labels, with ``S = sum_y sigmoid(h_y)`` of `bounded_complexity`, [B].
+
+    The most probable label t is exact. For the other K - 1 labels, ``c_y`` is the hindsight probability with the
+    approximate influence ``control``, and m of them are a uniform sample without replacement:
+
+        ``S = sigmoid(h_t) + sum_{y != t} c_y + (K - 1) mean_s(sigmoid(h_s) - c_s)``.
+
+    The estimate is unbiased for any ``control`` that does not depend on the sample. Its standard error is
+    ``(K - 1) sqrt((1 - m / (K - 1)) / m)`` times the standard deviation of the sampled differences; its square is
+    unbiased. ``log S`` has a bias of about ``-Var(S) / (2 S^2)``.
+
+    Args:
+        log_probability: log p, [B, K].
+        labels: The most probable label, then m other labels, at least two, [B, 1 + m].
+        influence: IF of these labels, [B, 1 + m].
+        control: Approximate influence of every label, [B, K].
+        mean_training_influence: Mean of E[IF] over the training data.
+        added_probability: Mean of ``alpha/n E[IF]`` over the training data; sets alpha.
+
+    Returns:
+        ``S - 1``, which can be negative, and its standard error.
+    """
+    weight, log_odds = added_probability / mean_training_influence, label_log_odds(log_probability)
+    hindsight = hindsight_log_odds(log_odds.gather(1, labels), influence, weight)
+    approximate = torch.sigmoid(hindsight_log_odds(log_odds, control, weight))
+    differences = torch.sigmoid(hindsight[:, 1:]) - approximate.gather(1, labels[:, 1:])
+    others, sampled = log_probability.shape[1] - 1, labels.shape[1] - 1
+    total = approximate.scatter(1, labels[:, :1], 0).sum(1) + others * differences.mean(1)
+    error = others * (differences.var(1) * (1 - sampled / others) / sampled).sqrt()
+    return total - torch.sigmoid(-hindsight[:, 0]), error
+
+
+def label_log_odds(log_probability: Tensor) -> Tensor:
+    """Log-odds of every label against all others, ``log p - log(1 - p)``, [B, K]; accurate for p near 1.
+
+    Args:
+        log_probability: log p, [B, K].
+    """
+    top = log_probability.argmax(1, keepdim=True)
+    log_rest_of_top = log_probability.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    return log_probability - torch.log1p(-log_probability.exp()).scatter(1, top, log_rest_of_top)
 
 
 def hindsight_log_odds(log_odds: Tensor, influence: Tensor, weight: float) -> Tensor:

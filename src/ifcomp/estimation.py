@@ -208,8 +208,8 @@ def _identity_bases(recorder: Recorder) -> dict[str, Basis]:
     bases = {}
     for block in recorder.blocks:
         _, inputs, outputs = block.factor_shapes
-        if outputs is not None:
-            bases[block.name] = Basis(None if inputs is None else identity(inputs), identity(outputs))
+        if block.has_eigenbasis:
+            bases[block.name] = Basis(*(None if shape is None else identity(shape) for shape in (inputs, outputs)))
     return bases
 
 

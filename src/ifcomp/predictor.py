@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ifcomp._version import __version__
 from ifcomp.auditing import first_labelled, read_evidence, with_known_names
+from ifcomp.bounded import evaluate_bounded, sampled_labels
 from ifcomp.curvature.factors import (
     Damping,
     Factors,
@@ -54,7 +55,7 @@ from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.layers.inventory import take_inventory
-from ifcomp.layers.registry import Selection, Sua
+from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
 from ifcomp.layers.threads import exclusive
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.memory import as_bytes
@@ -119,6 +120,7 @@ class IFComp(FittedState):
         label_samples: int = 1,
         seed: int = 0,
         skip_uncovered: bool = False,
+        max_output_basis: int = MAX_OUTPUT_BASIS,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Inspect the model's layers. The model is not modified.
@@ -137,11 +139,15 @@ class IFComp(FittedState):
             label_samples: Number of labels drawn per example and pass.
             seed: Seed of the label samples and probes.
             skip_uncovered: Leave out parameters that cannot be covered instead of raising.
+            max_output_basis: Largest number of classes for which the outputs of the last layer have an eigenbasis.
+                Beyond it the basis is the identity, and the coverage names it: memory is then linear in the number of
+                classes instead of quadratic.
             collate_fn: Builds a batch from a list of examples of a Dataset, such as ``DataCollatorWithPadding`` of
                 transformers. None stacks the examples. A DataLoader has its own. It is not saved; set the attribute
                 after `load`.
         """
-        chosen = Selection(tuple(layers) if isinstance(layers, list) else layers, sua, skip_uncovered)
+        patterns = tuple(layers) if isinstance(layers, list) else layers
+        chosen = Selection(patterns, sua, skip_uncovered, max_output_basis)
         super().__init__(model, FitSettings(beta, fisher, label_samples, seed), damping, chosen, collate_fn)
         self._scorer: MemberScorer | None = None
 
@@ -445,17 +451,40 @@ class IFComp(FittedState):
         options = ScoreOptions(alpha=alpha, linearized=linearized, probes=probes, capped=capped)
         return self._column("parametric_complexity", batch, options, damping)
 
-    def bounded_complexity(self, x: Any, *, damping: Damping | None = None) -> Tensor:
-        """Parametric complexity with hindsight probabilities below 1: between 0 and log K nats, [B].
+    @overload
+    def bounded_complexity(
+        self, x: Any, *, exact: bool = ..., return_error: Literal[False] = ..., damping: Damping | None = ...
+    ) -> Tensor: ...
 
-        It is also large for confident predictions far from the training data, and alpha follows from the training data
-        (`ifcomp.complexity.bounded_complexity`). `ood_detector` joins it with other scores.
+    @overload
+    def bounded_complexity(
+        self, x: Any, *, exact: bool = ..., return_error: Literal[True], damping: Damping | None = ...
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def bounded_complexity(
+        self, x: Any, *, exact: bool = False, return_error: bool = False, damping: Damping | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Parametric complexity with hindsight probabilities below 1: ``log S`` between 0 and log K nats, [B].
+
+        ``S`` is the sum of the hindsight probabilities (`ifcomp.complexity.bounded_complexity`). Larger is more
+        unfamiliar. It is also large for confident predictions far from the training data, and alpha follows from the
+        training data. `ood_detector` joins it with other scores.
+
+        Up to 32 classes all labels are evaluated. Beyond, S is estimated without bias from the predicted label and 16
+        sampled labels (`ifcomp.bounded.bounded_complexity`), and log S has a bias of about ``-Var(S) / (2 S^2)``. The
+        value of an example does not depend on its batch. Cost: 1 + 2K or 35 forward passes.
 
         Args:
             x: Inputs.
+            exact: Evaluate all labels for any number of classes.
+            return_error: Return the standard error of the value as well, in nats, [B]; 0 if all labels are evaluated.
+                It is correct on average over samples, and too small if a few labels that were not sampled dominate S.
             damping: Overrides the damping of the predictor.
         """
-        return self._column("bounded_complexity", replace(self._batch(x), labels=None), ScoreOptions(), damping)
+        batch = replace(self._batch(x), labels=None)
+        evaluation = self._evaluation(batch, damping)
+        bounded = evaluate_bounded(evaluation, [batch], sampled_labels(evaluation.factors.num_classes, exact))
+        return (bounded.value, bounded.error) if return_error else bounded.value
 
     def stochastic_complexity(
         self,
@@ -805,6 +834,7 @@ class IFComp(FittedState):
         partial: bool = False,
         damping: Damping = DEFAULT_DAMPING,
         sua: Sua = "auto",
+        max_output_basis: int = MAX_OUTPUT_BASIS,
     ) -> Self:
         """Build a fitted predictor from factors of another source.
 
@@ -814,6 +844,8 @@ class IFComp(FittedState):
             partial: Accept factors that leave out trainable parameters.
             damping: As for the constructor.
             sua: The value that the factors were fitted with.
+            max_output_basis: As for the constructor; at least the number of classes if the factors have an output
+                basis of the last layer.
 
         Raises:
             FingerprintError: If factors are missing, unknown, or of another shape or dtype. The message lists them.
@@ -823,8 +855,16 @@ class IFComp(FittedState):
             known = factors.blocks.keys()
             complete = take_inventory(model, Selection(sua=sua, skip_uncovered=True)).blocks
             layers = [block.name for block in complete if not known.isdisjoint((block.name, *block.parameters))] or None
-        made = cls(model, **asdict(factors.settings), layers=layers, damping=damping, sua=sua, skip_uncovered=partial)
-        advice = "Give the model and sua= of the fit; partial=True accepts missing parameters."
+        made = cls(
+            model,
+            **asdict(factors.settings),
+            layers=layers,
+            damping=damping,
+            sua=sua,
+            skip_uncovered=partial,
+            max_output_basis=max_output_basis,
+        )
+        advice = "Give the model, sua= and max_output_basis= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
 

@@ -185,11 +185,11 @@ def _rotated(name: str, block: BlockFactors, gradients: Mapping[str, Tensor]) ->
     matrices = _matrices(name, block, gradients)
     if block.basis is None:
         return matrices
-    outputs = block.basis.outputs.cpu().double()
-    rotated = torch.einsum("bygoj,gop->bygpj", matrices, outputs)
-    if block.basis.inputs is None:
-        return rotated
-    return torch.einsum("bygoj,gjq->bygoq", rotated, block.basis.inputs.cpu().double())
+    if block.basis.outputs is not None:
+        matrices = torch.einsum("bygoj,gop->bygpj", matrices, block.basis.outputs.cpu().double())
+    if block.basis.inputs is not None:
+        matrices = torch.einsum("bygoj,gjq->bygoq", matrices, block.basis.inputs.cpu().double())
+    return matrices
 
 
 def _matrices(name: str, block: BlockFactors, gradients: Mapping[str, Tensor]) -> Tensor:

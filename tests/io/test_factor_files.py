@@ -132,7 +132,6 @@ DAMAGE: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], object], t
     ("block unknown", update(blocks=["b"]), (DAMAGED, "b/second_moments")),
     ("block number", update(blocks=[3]), (DAMAGED, "the name of a block is 3")),
     ("no moments", replace_tensor("a/second_moments", None), (DAMAGED, "KeyError('a/second_moments')")),
-    ("no outputs", replace_tensor("a/basis.outputs", None), (DAMAGED, "KeyError('a/basis.outputs')")),
     ("infinite", replace_tensor("a/second_moments", ONES / 0), (DAMAGED, "block 'a' has entries that are not finite")),
     (
         "one infinite",

@@ -30,11 +30,11 @@ class Basis:
 
     Attributes:
         inputs: Q_A [G, side, side]; None is the identity (one-hot inputs).
-        outputs: Q_S [G, O, O].
+        outputs: Q_S [G, O, O]; None is the identity (more outputs than `ifcomp.layers.registry.MAX_OUTPUT_BASIS`).
     """
 
     inputs: Tensor | None
-    outputs: Tensor
+    outputs: Tensor | None
 
 
 class Form(Protocol):
@@ -84,7 +84,11 @@ class Block(ABC):
     @property
     def has_eigenbasis(self) -> bool:
         """Whether the first pass over the training data accumulates covariances of this block."""
-        return self.factor_shapes.output_basis is not None
+        return any(shape is not None for shape in self.factor_shapes[1:])
+
+    def limit_output_basis(self, maximum: int) -> Block:
+        """Return the block with the identity as output basis if it has more than ``maximum`` outputs."""
+        return self
 
     def plan(self, inputs: Any, chunk_size: int, cotangents: int = 1, condition: float = float("inf")) -> Any:
         """Choose how gradients are rotated and which kernel evaluates the form. Blocks without a choice return None.
@@ -137,6 +141,22 @@ class Block(ABC):
             weights: W, the inverse curvature in the eigenbasis, in the shape of the second moments.
             plan: Result of `plan`.
         """
+
+    def label_forms(
+        self, inputs: Any, basis: Basis | None, weights: Tensor, residual: Tensor, top: Tensor
+    ) -> Tensor | None:
+        """``g^T W g`` of the block for the residual ``p - e_y`` of every label y, [B, K], without a backward pass.
+
+        None unless the block has one output per label, at one position. The outputs are taken to be the logits.
+
+        Args:
+            inputs: Canonical inputs.
+            basis: Eigenbasis.
+            weights: W, as for `form`.
+            residual: ``p - e_top`` in the dtype of the weights, [B, K].
+            top: The most probable label, [B].
+        """
+        return None
 
     @abstractmethod
     def gradients(self, inputs: Any, output_grads: Tensor, basis: Basis | None = None) -> Tensor:

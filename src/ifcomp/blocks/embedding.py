@@ -59,7 +59,7 @@ def _row_gradients(indices: Tensor, output_grads: Tensor, basis: Basis | None) -
 
     Each is at the first position of its index; the other positions are zero.
     """
-    rotated = output_grads if basis is None else output_grads @ basis.outputs[0]
+    rotated = output_grads if basis is None or basis.outputs is None else output_grads @ basis.outputs[0]
     same = indices.unsqueeze(2) == indices.unsqueeze(1)  # [B, T, T]
     first = same.to(rotated.dtype).argmax(2)  # [B, T]
     sums = rotated.new_zeros(rotated.shape)

@@ -13,7 +13,7 @@ padding. With shared offsets it is over input positions that an active output po
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,12 +39,19 @@ class KroneckerBlock(Block):
 
     @property
     def treatment(self) -> str:
-        return "EKFAC (SUA)" if self.shape.shares_offsets else "EKFAC"
+        details = ["SUA"] * self.shape.shares_offsets + ["identity output basis"] * (not self.shape.rotates_outputs)
+        return f"EKFAC ({', '.join(details)})" if details else "EKFAC"
 
     @property
     def factor_shapes(self) -> FactorShapes:
         groups, outputs, side = self.shape.groups, self.shape.out_features, self.shape.basis_size
-        return FactorShapes((groups, outputs, self.shape.in_features), (groups, side, side), (groups, outputs, outputs))
+        output_basis = (groups, outputs, outputs) if self.shape.rotates_outputs else None
+        return FactorShapes((groups, outputs, self.shape.in_features), (groups, side, side), output_basis)
+
+    def limit_output_basis(self, maximum: int) -> KroneckerBlock:
+        if self.shape.out_features <= maximum:
+            return self
+        return replace(self, shape=replace(self.shape, rotates_outputs=False))
 
     def plan(
         self, inputs: KroneckerInputs, chunk_size: int, cotangents: int = 1, condition: float = float("inf")
@@ -70,7 +77,9 @@ class KroneckerBlock(Block):
         # A product, because indexing by a mask would synchronise a GPU.
         return _outer_products(values * counted.unsqueeze(2).to(values.dtype))
 
-    def output_covariance(self, output_grads: Tensor) -> Tensor:
+    def output_covariance(self, output_grads: Tensor) -> Tensor | None:
+        if not self.shape.rotates_outputs:
+            return None
         return _outer_products(output_grads.flatten(0, 1))
 
     def add_second_moments(
@@ -78,7 +87,7 @@ class KroneckerBlock(Block):
     ) -> None:
         assert basis is not None
         if inputs.positions == 1:  # the squares of an outer product are the outer product of squares
-            squares = rotate(basis.outputs, output_grads.flatten(0, 1)).square_().unflatten(0, output_grads.shape[:2])
+            squares = rotate(basis.outputs, output_grads.flatten(0, 1)).square().unflatten(0, output_grads.shape[:2])
             features = inputs.rotate(basis).square_()
             total += torch.einsum("bgo,bgj->goj", squares.sum(1)[..., 0], features[..., 0])
             return
@@ -90,6 +99,14 @@ class KroneckerBlock(Block):
         if plan.kernel == "pairs":
             return pair_form(inputs, basis, weights)
         return DirectForm(inputs, basis, weights, plan)
+
+    def label_forms(
+        self, inputs: KroneckerInputs, basis: Basis | None, weights: Tensor, residual: Tensor, top: Tensor
+    ) -> Tensor | None:
+        assert basis is not None
+        if (inputs.positions, self.shape.groups, self.shape.out_features) != (1, 1, residual.shape[1]):
+            return None
+        return pair_form(inputs, basis, weights).labels(residual, top)
 
     def gradients(self, inputs: KroneckerInputs, output_grads: Tensor, basis: Basis | None = None) -> Tensor:
         if basis is None:

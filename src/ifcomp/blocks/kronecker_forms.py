@@ -67,11 +67,11 @@ class PairForm:
     """The form from products of pairs of positions.
 
     Attributes:
-        basis: Q_S [G, O, O].
+        basis: Q_S [G, O, O]; None is the identity.
         pairs: V [B, G, O, T, T].
     """
 
-    basis: Tensor
+    basis: Tensor | None
     pairs: Tensor
 
     def quadratic(self, output_grads: Tensor) -> Tensor:
@@ -85,6 +85,25 @@ class PairForm:
         """``sum_{t,t'} sum_i b_ti c_t'i V_tt'i``, [B, C, C]."""
         outputs = self._rotated(output_grads)
         return (outputs @ self.pairs @ outputs.transpose(3, 4)).sum((1, 2))
+
+    def labels(self, residual: Tensor, top: Tensor) -> Tensor:
+        """``v_y^T M v_y`` of ``v_y = p - e_y`` for every output y, [B, O], with one group and one position.
+
+        ``M = Q_S diag(V) Q_S^T``, so the form is ``p^T M p - 2 (M p)_y + M_yy``. This cancels for a label of
+        probability near 1, so that of ``top`` is ``residual^T M residual``. Cost: O^2 multiplications per example.
+
+        Args:
+            residual: ``p - e_top``, [B, O].
+            top: The most probable label, [B].
+        """
+        weights, index = self.pairs.flatten(1), top.unsqueeze(1)
+        probability = residual.scatter_add(1, index, torch.ones_like(residual[:, :1]))
+        basis = None if self.basis is None else self.basis[0]
+        rotated, rotated_residual = (value if basis is None else value @ basis for value in (probability, residual))
+        products = weights * rotated
+        products, diagonal = (products, weights) if basis is None else (products @ basis.T, weights @ basis.T.square())
+        forms = (weights * rotated.square()).sum(1, keepdim=True) - 2 * products + diagonal
+        return forms.scatter(1, index, (weights * rotated_residual.square()).sum(1, keepdim=True))
 
     def _rotated(self, output_grads: Tensor) -> Tensor:
         """Output gradients in the eigenbasis, [B, G, O, C, T]."""
@@ -145,8 +164,8 @@ def gradient_slabs(
             yield examples, columns, gradients
 
 
-def _rotate_outputs(basis: Tensor, values: Tensor) -> Tensor:
-    """``Q_S^T v`` for values [b, G, C, O, N] and a basis [G, O, O]."""
+def _rotate_outputs(basis: Tensor | None, values: Tensor) -> Tensor:
+    """``Q_S^T v`` for values [b, G, C, O, N] and a basis [G, O, O]; None is the identity."""
     groups = values.transpose(1, 2)  # [b, C, G, O, N]
     rotated: Tensor = rotate(basis, groups.flatten(0, 1)).unflatten(0, groups.shape[:2])
     return rotated.transpose(1, 2)

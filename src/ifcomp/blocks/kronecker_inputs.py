@@ -24,6 +24,7 @@ class KroneckerShape:
         basis_size: Side of the input covariance: J with the bias, or the channels per group with shared offsets.
         offsets: Kernel offsets that share one input basis; 1 without shared offsets.
         has_bias: Whether a bias is the last input.
+        rotates_outputs: Whether outputs have an eigenbasis; False is the identity.
     """
 
     groups: int
@@ -31,6 +32,7 @@ class KroneckerShape:
     basis_size: int
     offsets: int
     has_bias: bool
+    rotates_outputs: bool = True
 
     @property
     def shares_offsets(self) -> bool:
@@ -128,13 +130,15 @@ class KroneckerInputs:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def rotate(basis: Tensor, values: Tensor) -> Tensor:
-    """``Q^T v`` at every position.
+def rotate(basis: Tensor | None, values: Tensor) -> Tensor:
+    """``Q^T v`` at every position; the values themselves if the basis is the identity.
 
     Args:
-        basis: Q [G, side, side].
+        basis: Q [G, side, side]; None is the identity.
         values: v [B, G, side, T].
     """
+    if basis is None:
+        return values
     if values.shape[1] == 1 and values.shape[3] <= _FEW_POSITIONS:
         flat = values[:, 0].transpose(1, 2)  # [B, T, C]
         return (flat.reshape(-1, flat.shape[2]) @ basis[0]).view(flat.shape).transpose(1, 2).unsqueeze(1)

@@ -39,11 +39,14 @@ def eigenbases(sums: CovarianceSums, decompose: Decompose | None = None) -> list
 
 def collect_bases(vectors: Mapping[str, Tensor], settings: int) -> list[dict[str, Basis]]:
     """Group eigenvectors, named as `CovarianceSums.tensors`, by block for each of the settings."""
-    bases = []
+
+    def named(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in vectors.items() if name.startswith(prefix)}
+
+    bases, inputs = [], named("inputs/")
     for number in range(settings):
-        prefix = f"outputs/{number}/"
-        outputs = {name.removeprefix(prefix): value for name, value in vectors.items() if name.startswith(prefix)}
-        bases.append({name: Basis(vectors.get(f"inputs/{name}"), value) for name, value in outputs.items()})
+        outputs = named(f"outputs/{number}/")
+        bases.append({name: Basis(inputs.get(name), outputs.get(name)) for name in {**inputs, **outputs}})
     return bases
 
 
@@ -54,6 +57,7 @@ def basis_tensors(bases: Sequence[Mapping[str, Basis]]) -> dict[str, Tensor]:
         f"outputs/{number}/{name}": basis.outputs
         for number, blocks in enumerate(bases)
         for name, basis in blocks.items()
+        if basis.outputs is not None
     }
 
 

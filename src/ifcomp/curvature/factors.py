@@ -127,7 +127,7 @@ class Factors:
 
         blocks = {}
         for name, block in self.blocks.items():
-            basis = block.basis and Basis(move(block.basis.inputs), block.basis.outputs.to(device))
+            basis = block.basis and Basis(move(block.basis.inputs), move(block.basis.outputs))
             blocks[name] = BlockFactors(block.second_moments.to(device), basis)
         return replace(self, blocks=blocks)
 

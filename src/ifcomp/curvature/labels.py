@@ -64,6 +64,34 @@ def label_cotangents(probability: Tensor) -> Cotangents:
     return Cotangents(probability.shape[1], lambda labels: all_label_residuals(probability, labels))
 
 
+def chosen_cotangents(probability: Tensor, labels: Tensor) -> Cotangents:
+    """``p - e_y`` for the labels y of each example, [C, B, K].
+
+    Args:
+        probability: p, [B, K].
+        labels: y, [B, C].
+    """
+    return Cotangents(labels.shape[1], lambda chunk: label_residuals(probability, labels.T[chunk]))
+
+
+def sample_other_labels(top: Tensor, classes: int, count: int, seed: int) -> Tensor:
+    """Draw labels other than the given one uniformly without replacement, [B, count].
+
+    The draw depends on the given label and the seed only, not on the batch or the position.
+
+    Args:
+        top: One label per example, [B].
+        classes: K.
+        count: From 1 to K - 1.
+        seed: Seed of the draws.
+    """
+    given, places = np.unique(top.cpu().numpy(), return_inverse=True)
+    states = _mix(_mix(np.full(1, seed % 2**64, np.uint64)) ^ _mix(given.astype(np.uint64) + np.uint64(1)))
+    keys = _mix(states[:, None] ^ _mix(np.arange(classes, dtype=np.uint64)))  # [G, K]
+    keys[np.arange(len(given)), given] = np.iinfo(np.uint64).max
+    return torch.from_numpy(np.argsort(keys, 1)[places.reshape(-1), :count]).to(top.device)
+
+
 def pair_cotangents(labels: Tensor, others: Tensor, classes: int) -> Cotangents:
     """``e_y - e_other`` for each example: the contrast of two labels, [1, B, K].
 

@@ -16,7 +16,7 @@ from ifcomp.curvature.factors import Factors
 from ifcomp.curvature.labels import Cotangents, label_cotangents
 from ifcomp.influence.weights import Weights
 from ifcomp.layers.recording import Recording
-from ifcomp.precision import as_double
+from ifcomp.precision import as_double, as_type_of
 
 
 def sum_blocks(
@@ -72,6 +72,25 @@ class FormEvaluator:
             for block, _, output_grads in self._recording.canonical(cotangents, self._recording.blocks)
         }
         return sum_blocks(values, self._weights, (size, count, count), cotangents)
+
+    def last_layer(self, residual: Tensor, top: Tensor) -> Tensor:
+        """``v^T M v`` of ``v = p - e_y`` for every label, of the last layer alone, [B, K] in float64.
+
+        It needs no backward pass. It is 0 if the last layer with a weight matrix has not one output per label.
+
+        Args:
+            residual: ``p - e_top``, [B, K] in float64.
+            top: The most probable label, [B].
+        """
+        blocks = {block.name: block for block in self._recording.blocks if block.has_eigenbasis}
+        called = [blocks[name] for name in self._recording.calls if name in blocks]  # in the order of the forward pass
+        if not called:
+            return torch.zeros_like(residual)
+        block, weights = called[-1], self._weights[called[-1].name]
+        inputs, basis = self._recording.inputs(block), self._factors.blocks[block.name].basis
+        values = weights.values
+        forms = block.label_forms(inputs, basis, values, as_type_of(residual, values), top.to(values.device))
+        return torch.zeros_like(residual) if forms is None else as_double(forms).to(residual.device) * weights.scale
 
     def _quadratic(self, cotangents: Tensor) -> Tensor:
         values = {

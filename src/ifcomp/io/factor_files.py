@@ -166,8 +166,6 @@ def _read_block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
     moments, inputs, outputs = (tensors.get(f"{name}/{tensor_name}") for tensor_name in _TENSOR_NAMES)
     if moments is None:
         raise KeyError(f"{name}/{_TENSOR_NAMES[0]}")
-    if inputs is not None and outputs is None:
-        raise KeyError(f"{name}/{_TENSOR_NAMES[2]}")
     for tensor in (moments, inputs, outputs):
         if tensor is not None and not (tensor.dtype in _DTYPES and bool(tensor.isfinite().all())):
             raise ValueError(f"block '{name}' has entries that are not finite numbers")
@@ -176,7 +174,7 @@ def _read_block(name: str, tensors: Mapping[str, Tensor]) -> BlockFactors:
     for basis in (inputs, outputs):
         if basis is not None and not _has_unit_columns(basis):
             raise ValueError(f"block '{name}' has eigenvectors whose length is not 1")
-    return BlockFactors(moments, None if outputs is None else Basis(inputs, outputs))
+    return BlockFactors(moments, None if inputs is outputs is None else Basis(inputs, outputs))
 
 
 def _read_reference(tensors: Mapping[str, Tensor]) -> Tensor | None:

@@ -170,7 +170,9 @@ def take_inventory(model: nn.Module, selection: Selection) -> Inventory:
         raise _uncovered(offenders, sizes)
     owners = Counter(id(parameter) for _, parameter in owned)
     tied = {name for name, parameter in owned if owners[id(parameter)] > 1}
-    tracked = _tracked_modules(model, selection, tied | set(offenders))
+    tracked = _limit_last_output_basis(
+        _tracked_modules(model, selection, tied | set(offenders)), selection.max_output_basis
+    )
     claimed = {name for module in tracked for layer in module.layers for name in layer.block.parameters}
     rest = [name for name in _unique(trainable) if name not in claimed and name not in offenders]
     others = [DiagonalBlock(name, "tied parameter", (name,), sizes[name]) for name in rest if name in tied]
@@ -228,6 +230,20 @@ def _tracked_modules(model: nn.Module, selection: Selection, excluded: set[str])
         if child is not tracked.module
     }
     return [tracked for tracked in found if id(tracked.module) not in inside]
+
+
+def _limit_last_output_basis(tracked: Sequence[TrackedModule], maximum: int) -> list[TrackedModule]:
+    """Give the last weight layer, in the order of definition, the identity as output basis if it is too wide."""
+    weights = [
+        layer for module in tracked for layer in module.layers if layer.has_weight and layer.block.has_eigenbasis
+    ]
+    if not weights:
+        return list(tracked)
+    limited = replace(weights[-1], block=weights[-1].block.limit_output_basis(maximum))
+    return [
+        replace(module, layers=tuple(limited if layer is weights[-1] else layer for layer in module.layers))
+        for module in tracked
+    ]
 
 
 def as_function(tracked: TrackedModule) -> TrackedModule | None:

@@ -23,6 +23,10 @@ from ifcomp.layers.layer import TrackedModule
 
 Sua = Literal["auto"] | bool
 
+#: Largest number of outputs of the last layer for which the outputs have an eigenbasis. Its memory grows with the
+#: square of the number of classes, and the time of its eigendecomposition with the cube.
+MAX_OUTPUT_BASIS = 4096
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -32,16 +36,20 @@ class Selection:
         layers: None for all; ``"last"``; or names and shell-style patterns of blocks.
         sua: Share one input basis over the offsets of a convolution kernel: always, never, or where it saves much.
         skip_uncovered: Leave out what cannot be covered instead of raising.
+        max_output_basis: Largest number of outputs of the last layer with an output eigenbasis; the identity beyond.
     """
 
     layers: str | tuple[str, ...] | None = None
     sua: Sua = "auto"
     skip_uncovered: bool = False
+    max_output_basis: int = MAX_OUTPUT_BASIS
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         if not (isinstance(self.sua, bool) or self.sua == "auto"):
             raise SettingError(f"sua must be True, False or 'auto', but is {self.sua!r}.")
+        if isinstance(self.max_output_basis, bool) or not isinstance(self.max_output_basis, int):
+            raise SettingError(f"max_output_basis must be a whole number, but is {self.max_output_basis!r}.")
         named = (self.layers,) if isinstance(self.layers, str) else self.layers
         if named is not None and not (isinstance(named, tuple) and all(isinstance(name, str) for name in named)):
             raise SettingError(f"layers must be None, 'last', or names and patterns, but is {self.layers!r}.")

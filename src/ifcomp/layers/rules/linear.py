@@ -36,8 +36,9 @@ class LinearLayer(KroneckerLayer):
         shape = self.block.shape
         if not (shape.has_bias and self.has_weight):
             return self
-        inputs = shape.basis_size - 1
-        return replace(self, block=linear_block(self.name, [self.block.parameters[0]], inputs, shape.out_features))
+        block = linear_block(self.name, [self.block.parameters[0]], shape.basis_size - 1, shape.out_features)
+        shape = replace(block.shape, rotates_outputs=shape.rotates_outputs)
+        return replace(self, block=replace(block, shape=shape))
 
     def input_axes(self, value: Tensor) -> int:
         return 1

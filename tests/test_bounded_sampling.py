@@ -1,0 +1,256 @@
+"""Bounded complexity from a sample of labels: bias, standard error, control variate and independence of the batch."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch import Tensor, nn
+
+from ifcomp import IFComp
+from ifcomp.bounded import SAMPLED_LABELS, bounded_cotangents, evaluate_bounded, sampled_labels
+from ifcomp.complexity import sampled_excess
+from ifcomp.curvature.labels import label_residuals, sample_other_labels
+from ifcomp.scoring import Microbatch, evaluate
+
+WEIGHT = 0.04  # added probability over mean influence
+
+
+def hindsight_sum(log_probability: np.ndarray, influence: np.ndarray) -> float:
+    """``S = sum_y sigmoid(h_y)`` of one example from a root finder, label by label."""
+    total = 0.0
+    for label, (log, own) in enumerate(zip(log_probability, influence, strict=True)):
+        log_rest = float(np.logaddexp.reduce(np.delete(log_probability, label)))
+        odds, pull = float(log) - log_rest, WEIGHT * float(own) / math.exp(2 * log_rest)
+
+        def excess(value: float, pull: float = pull, odds: float = odds) -> float:
+            return value - odds - pull / (1 + math.exp(min(value, 700)))
+
+        total += 1 / (1 + math.exp(-brentq(excess, odds - 1, odds + pull + 1, xtol=1e-13)))
+    return total
+
+
+def example(classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, influence and its approximation of one example, each [K]."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(classes, generator=generator, dtype=torch.float64)
+    influence = 100 * torch.rand(classes, generator=generator, dtype=torch.float64)
+    control = influence * (0.5 + torch.rand(classes, generator=generator, dtype=torch.float64))
+    return logits.log_softmax(0), influence, control
+
+
+def estimates(log_probability: Tensor, influence: Tensor, control: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """``S - 1`` and its standard error for every possible sample of labels."""
+    top = int(log_probability.argmax())
+    others = [label for label in range(len(log_probability)) if label != top]
+    labels = torch.tensor([[top, *chosen] for chosen in combinations(others, samples)])
+    size = len(labels)
+    return sampled_excess(
+        log_probability.expand(size, -1), labels, influence[labels], control.expand(size, -1), 0.5, 0.5 * WEIGHT
+    )
+
+
+@pytest.mark.parametrize("control", ["near", "zero", "wrong"])
+@pytest.mark.parametrize("samples", [2, 3, 5])
+def test_the_sum_is_unbiased_over_all_samples(samples: int, control: str) -> None:
+    for seed in range(3):
+        log_probability, influence, near = example(seed=seed)
+        approximate = {"near": near, "zero": 0 * near, "wrong": near.flip(0) * 7}[control]
+        excess, _ = estimates(log_probability, influence, approximate, samples)
+        expected = hindsight_sum(log_probability.numpy(), influence.numpy())
+        assert float(1 + excess.mean()) == pytest.approx(expected, rel=1e-10)
+        assert float(excess.std()) > 1e-4
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_the_squared_standard_error_is_the_variance_over_all_samples(samples: int) -> None:
+    excess, error = estimates(*example(), samples)
+    assert float(error.square().mean()) == pytest.approx(float(excess.var(unbiased=False)), rel=1e-10)
+
+
+def test_all_labels_have_no_error() -> None:
+    log_probability, influence, control = example()
+    excess, error = estimates(log_probability, influence, control, 6)
+    assert float(1 + excess) == pytest.approx(hindsight_sum(log_probability.numpy(), influence.numpy()), rel=1e-10)
+    assert float(error) == 0
+
+
+def test_an_exact_control_variate_leaves_no_error() -> None:
+    log_probability, influence, _ = example()
+    excess, error = estimates(log_probability, influence, influence, 2)
+    expected = hindsight_sum(log_probability.numpy(), influence.numpy()) - 1
+    torch.testing.assert_close(excess, torch.full_like(excess, expected), rtol=1e-9, atol=0)
+    assert float(error.max()) < 1e-12
+
+
+def test_the_bias_of_the_logarithm_is_as_documented() -> None:
+    log_probability, influence, control = example()
+    excess, error = estimates(log_probability, influence, control, 4)
+    exact = math.log(hindsight_sum(log_probability.numpy(), influence.numpy()))
+    bias = float(excess.log1p().mean()) - exact
+    documented = -float((error.square() / (2 * (1 + excess.mean()) ** 2)).mean())
+    assert bias < 0
+    assert bias == pytest.approx(documented, rel=0.1)
+
+
+def test_other_labels_are_drawn_uniformly_without_replacement() -> None:
+    draws = Counter()
+    for seed in range(2_000):
+        labels = sample_other_labels(torch.tensor([2]), 5, 2, seed)[0].tolist()
+        assert len(set(labels)) == 2
+        draws[tuple(sorted(labels))] += 1
+    assert set(draws) == set(combinations([0, 1, 3, 4], 2))
+    expected = 2_000 / 6
+    assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in draws.values())
+
+
+def test_draws_depend_on_the_given_label_and_the_seed_only() -> None:
+    top = torch.tensor([3, 90, 3, 7])
+    labels = sample_other_labels(top, 100, 16, 0)
+    assert torch.equal(labels[0], labels[2])
+    assert torch.equal(sample_other_labels(top[1:2], 100, 16, 0)[0], labels[1])
+    assert len({tuple(row.tolist()) for row in labels}) == 3
+    assert not torch.equal(sample_other_labels(top, 100, 16, 1), labels)
+    assert not (labels == top.unsqueeze(1)).any()
+
+
+def trained(classes: int = 40, dtype: torch.dtype = torch.float64) -> tuple[IFComp, Tensor]:
+    """A fitted network with many classes, and inputs with confident and uncertain predictions."""
+    torch.manual_seed(0)
+    centres = torch.randn(classes, 8)
+    y = torch.arange(10 * classes) % classes
+    x = centres[y] + 0.3 * torch.randn(len(y), 8)
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, classes))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    inputs = torch.cat([x[:20], torch.randn(20, 8), 6 * torch.randn(20, 8)])
+    return IFComp(model.to(dtype), damping=1e-4).fit([x.to(dtype)]), inputs.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("maximum", [4096, 30])
+def test_influence_of_the_last_layer_equals_that_of_a_fit_of_it(maximum: int, dtype: torch.dtype) -> None:
+    """The forms of the last block for every label, against explicit residuals and the factors."""
+    ifc, x = trained(dtype=dtype)
+    ifc = IFComp(ifc.model, damping=1e-4, max_output_basis=maximum).fit([x])
+    assert ifc.factors is not None
+    block = ifc.factors.blocks["2"]
+    assert block.basis is not None
+    assert block.basis.inputs is not None
+    assert (block.basis.outputs is None) == (maximum == 30)
+    with torch.no_grad():
+        features = torch.cat([ifc.model[:2](x), torch.ones(len(x), 1).to(dtype)], 1).double()
+        p = ifc.model(x).double().softmax(1)
+    outputs = torch.eye(40).double() if block.basis.outputs is None else block.basis.outputs[0].double()
+    expected = torch.zeros(len(x), 40).double()
+    for label in range(40):
+        residual = p.clone()
+        residual[:, label] = 0
+        residual[:, label] = -residual.sum(1)
+        gradients = torch.einsum("bo,op,bj,jq->bpq", residual, outputs, features, block.basis.inputs[0].double())
+        expected[:, label] = (gradients.square() / (block.second_moments[0].double() + 1e-4)).sum((1, 2))
+    actual = last_layer_influence(ifc, x)
+    torch.testing.assert_close(actual, expected, rtol=1e-8 if dtype == torch.float64 else 1e-3, atol=0)
+
+
+def last_layer_influence(ifc: IFComp, x: Tensor) -> Tensor:
+    """Influence of every label from the last layer alone, [B, K]."""
+    batch = ifc._batch(x)
+
+    def step(microbatch: Microbatch) -> Tensor:
+        top = microbatch.probability.argmax(1)
+        return microbatch.evaluator.last_layer(label_residuals(microbatch.probability, top), top)
+
+    return torch.cat(list(evaluate(ifc._evaluation(batch, None), [batch], 1, step)))
+
+
+def test_without_a_last_layer_of_one_output_per_class_its_influence_is_zero() -> None:
+    """The last covered layer has 24 outputs, or several positions."""
+    ifc, x = trained()
+    body = IFComp(ifc.model, layers=["0"], damping=1e-4).fit([x])
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Conv1d(1, 40, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
+    pooled = IFComp(convolution, damping=1e-4).fit([x.unsqueeze(1)])
+    for predictor, inputs in ((body, x), (pooled, x.unsqueeze(1))):
+        assert not last_layer_influence(predictor, inputs).any()
+        exact = predictor.bounded_complexity(inputs, exact=True)
+        difference = (predictor.bounded_complexity(inputs) - exact).abs().mean()
+        assert float(difference) < 0.3 * float(exact.mean())
+
+
+def test_samples_are_the_default_beyond_32_classes() -> None:
+    assert [sampled_labels(classes) for classes in (2, 32, 33, 1_000)] == [None, None, SAMPLED_LABELS, SAMPLED_LABELS]
+    assert sampled_labels(1_000, exact=True) is None
+    assert (bounded_cotangents(1_000, SAMPLED_LABELS), bounded_cotangents(10, None)) == (17, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_predictor_estimates_beyond_32_classes(dtype: torch.dtype) -> None:
+    ifc, x = trained(dtype=dtype)
+    estimate, error = ifc.bounded_complexity(x, return_error=True)
+    exact, zero = ifc.bounded_complexity(x, exact=True, return_error=True)
+    assert torch.equal(ifc.bounded_complexity(x), estimate)
+    np.testing.assert_allclose(exact, ifc.score([x]).column("bounded_complexity"), rtol=1e-5, atol=1e-10)
+    assert not zero.any()
+    assert (error > 0).all()
+    assert not torch.allclose(estimate, exact, rtol=1e-3)
+    assert float((estimate - exact).abs().mean()) < 0.1 * float(exact.std())
+
+
+def test_few_classes_are_exact() -> None:
+    ifc, x = trained(classes=32)
+    value, error = ifc.bounded_complexity(x, return_error=True)
+    assert not error.any()
+    assert torch.equal(value, ifc.bounded_complexity(x, exact=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_example_has_the_same_value_in_every_batch(dtype: torch.dtype) -> None:
+    ifc, x = trained(dtype=dtype)
+    together = torch.stack(ifc.bounded_complexity(x, return_error=True))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    shuffled = torch.stack(ifc.bounded_complexity(x[order], return_error=True))
+    alone = torch.cat([torch.stack(ifc.bounded_complexity(row, return_error=True)) for row in x.split(7)], 1)
+    tolerance = {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-5}
+    torch.testing.assert_close(shuffled, together[:, order], **tolerance)
+    torch.testing.assert_close(alone, together, **tolerance)
+
+
+def test_the_mean_over_seeds_approaches_the_exact_sum() -> None:
+    """The seed of the fit sets the sample; factors are the same."""
+    ifc, x = trained()
+    evaluation = ifc._evaluation(ifc._batch(x), None)
+    exact = ifc.bounded_complexity(x, exact=True).exp()
+    sums, errors = [], []
+    for seed in range(60):
+        factors = replace(evaluation.factors, settings=replace(ifc.settings, seed=seed))
+        bounded = evaluate_bounded(replace(evaluation, factors=factors), [ifc._batch(x)], SAMPLED_LABELS)
+        sums.append(bounded.value.exp())
+        errors.append(bounded.error * bounded.value.exp())
+    values = torch.stack(sums)
+    spread = values.std(0) / math.sqrt(60)
+    assert float(((values.mean(0) - exact) / spread).abs().max()) < 5
+    ratio = torch.stack(errors).square().mean(0) / values.var(0)
+    assert 0.5 < float(ratio.median()) < 2
+
+
+def test_the_control_variate_reduces_the_error() -> None:
+    """Without it, the error is that of the sampled hindsight probabilities themselves."""
+    ifc, x = trained()
+    _, error = ifc.bounded_complexity(x, return_error=True)
+    evaluation = ifc._evaluation(ifc._batch(x), None)
+    log_probability = ifc.model(x).detach().log_softmax(1)
+    top = log_probability.argmax(1)
+    labels = torch.cat([top.unsqueeze(1), sample_other_labels(top, 40, SAMPLED_LABELS, 0)], 1)
+    influence = ifc.influence(x)
+    excess, plain = sampled_excess(
+        log_probability, labels, influence.gather(1, labels), 0 * influence, evaluation.effective_parameters
+    )
+    assert float((error / (plain / (1 + excess.clamp_min(0)))).median()) < 0.5
