@@ -2,8 +2,8 @@
 
 Members are chosen on the networks of `CHOICE` and reported on those of `REPORT`, from the files that
 `experiments.ood_defaults.members` wrote. Small networks on tables, texts and digits are trained here; they show what
-happens if a member fails. A join is the sum over its members of the surprisal ``-log p``, where p is the share
-of held-out inputs with a larger score, or of the log-odds ``log((1 - p) / p)``.
+happens if a member fails. p is the smoothed share of held-out inputs with a larger score. The join of the library is
+``log mean(1 / p)``. Other joins of all three members are shown beside it.
 
     IFCOMP_CACHE=... python -m experiments.ood_defaults.joins
 """
@@ -37,10 +37,13 @@ SMALL = {name: (make, arguments, seeds) for name, (make, arguments, seeds) in SI
 SETTINGS = {"fit_images": FIT_IMAGES, "reference_images": REFERENCE_IMAGES, "images": IMAGES, "neighbours": NEIGHBOURS}
 
 
-def join_log_odds(values: Scores, held_out: Scores, members: tuple[str, ...]) -> np.ndarray:
-    """Return the sum over members of ``log((1 - p) / p)``, [N]."""
-    surprisals = [rank_surprisal(values[name], held_out[name]) for name in members]
-    return np.sum([np.log(np.expm1(value)) for value in surprisals], axis=0)
+#: Other joins by name, as functions of the surprisals -log p, [members, N].
+OTHER_JOINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sum of -log p": lambda surprisals: surprisals.sum(0),
+    "sum of log-odds": lambda surprisals: np.log(np.expm1(surprisals)).sum(0),
+    "largest -log p": lambda surprisals: surprisals.max(0),
+    "sum of (log p)^2": lambda surprisals: np.square(surprisals).sum(0),
+}
 
 
 def aurocs(held_out: Scores, inside: Scores, outside: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
@@ -48,8 +51,9 @@ def aurocs(held_out: Scores, inside: Scores, outside: Mapping[str, Scores]) -> d
 
     def scores(values: Scores) -> dict[str, np.ndarray]:
         joined = {" + ".join(join): join_scores(values, held_out, join) for join in JOINS}
-        log_odds = {f"{' + '.join(join)}, log-odds": join_log_odds(values, held_out, join) for join in JOINS}
-        return {**values, **joined, **log_odds}
+        surprisals = np.array([rank_surprisal(values[name], held_out[name]) for name in MEMBERS])
+        others = {f"all three, {name}": join(surprisals) for name, join in OTHER_JOINS.items()}
+        return {**values, **joined, **others}
 
     ours = scores(inside)
     others = {kind: scores(values) for kind, values in outside.items()}

@@ -77,11 +77,14 @@ class MemberScorer:
             check_reference(self.evaluation.factors, head.features)
         return left_out
 
+    def score_data(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
+        """As `score`. Inside `data_parallel` every process evaluates its share, and all processes return all rows."""
+        return gather_rows(self.score(shard_batches(batches), members))
+
     def score(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
         """Return prediction, confidence, max softmax, energy and the members of every example, in order.
 
-        Cost: one forward pass, and one backward pass per label for complexity. Inside `data_parallel` every process
-        evaluates its share, and all processes return all rows.
+        Cost: one forward pass, and one backward pass per label for complexity.
 
         Args:
             batches: Inputs.
@@ -94,8 +97,8 @@ class MemberScorer:
             return self._rows(microbatch, members)
 
         work = f"OOD scores: {', '.join(members)}"
-        rows = list(evaluate(self.evaluation, shard_batches(batches), cotangents, step, work=work))
-        return gather_rows(pd.concat(rows, ignore_index=True) if rows else pd.DataFrame({"index": []}))
+        rows = list(evaluate(self.evaluation, batches, cotangents, step, work=work))
+        return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame({"index": []})
 
     def _rows(self, microbatch: Microbatch, members: Sequence[str]) -> pd.DataFrame:
         from ifcomp.tasks.simple_scores import energy, max_softmax  # imports scipy, which is slow

@@ -370,7 +370,7 @@ class IFComp(FittedState):
         for name, reason in left_out.items():
             warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=3)
         members = tuple(name for name in members if name not in left_out)
-        frame = scorer.score(batches, members)
+        frame = scorer.score_data(batches, members)
         if len(frame) < MIN_HELD_OUT:
             raise DataError(f"A detector needs at least {MIN_HELD_OUT} held-out examples, but got {len(frame)}.")
         if len(frame) < FEW_HELD_OUT:
@@ -413,7 +413,7 @@ class IFComp(FittedState):
         known = self._data(data)
         warn_if_shuffled(known.batches)
         first, batches = _unlabelled(known, "table", progress)
-        frame = self._member_scorer(first).score(batches, rule.members)
+        frame = self._member_scorer(first).score_data(batches, rule.members)
         names = None if known.example_names is None else known.example_names()
         return frame if len(names or ()) != len(frame) else frame.assign(name=names)
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+import warnings
 from contextlib import ExitStack
 
 import numpy as np
@@ -36,8 +37,16 @@ def results(batches: list[tuple[Tensor, Tensor]], checkpoint: Checkpoint | None 
     frame = ifc.score(batches, damping=1e-3).frame
     moments = {f"moments {name}": block.second_moments.numpy() for name, block in ifc.factors.blocks.items()}
     columns = {f"column {name}": frame[name].to_numpy() for name in frame}
-    numbers = {"count": np.array(ifc.factors.count), "training accuracy": np.array(ifc.training_accuracy)}
-    return moments | columns | numbers
+    with warnings.catch_warnings(action="ignore"):  # few held-out examples
+        gate = ifc.ood_detector(batches)
+    ood = {f"OOD {name}": values for name, values in gate.rule.held_out.items()}
+    ood["OOD score"] = gate.table([2 * x for x, _ in batches]).frame["score"].to_numpy()
+    numbers = {
+        "count": np.array(ifc.factors.count),
+        "training accuracy": np.array(ifc.training_accuracy),
+        "reference": ifc.factors.reference.numpy(),
+    }
+    return moments | columns | ood | numbers
 
 
 def main() -> None:
