@@ -50,13 +50,22 @@ magic, splice); its figures were discarded unread. During a review, 5-fold figur
 of CIFAR-10 with `worse` labels were looked at, and the fold networks of images were chosen by accuracy from then on.
 The commands are `python -m experiments.label_audit.train`, `.run`, `.ablation` and `.page`.
 
-In short: the audit is at or above the loss and, where it was run, 5-fold cleanlab on every image and table task here,
-at every stage. With fold networks chosen by the smallest validation loss, 5-fold cleanlab has 96.4 instead of 96.1 on
-Fashion-MNIST with symmetric noise, 0.1 above the audit at the half stage; with asymmetric noise it loses 1.6 to 2.6.
-The audit fails where the input alone knows little and all layers have memorised the labels, as on movie reviews
-(text-mr): there it flags nothing, and its headline asks for a reference. Not run yet: `worse`, asymmetric and
-data-dependent labels of CIFAR-10 and its last stage of symmetric ones, a training with augmentation, pairs of digits,
-and 5-fold networks of CIFAR-10 and of movie reviews.
+In short: the audit is at or above the loss and, where it was run, 5-fold cleanlab on every image and table task here
+but one, at every stage. With fold networks chosen by the smallest validation loss, 5-fold cleanlab has 96.4 instead of
+96.1 on Fashion-MNIST with symmetric noise, 0.1 above the audit at the half stage; with asymmetric noise it loses 1.6 to
+2.6. Where it fails:
+
+- **CIFAR-10 with data-dependent labels**, 60 % of them wrong. A wrong label is there a function of the image, so wrong
+  labels are easier to predict than correct ones. Every score is below chance, the audit further than the loss.
+- **Movie reviews** (text-mr). The words alone predict 57 % of the labels, and all layers have memorised them. The audit
+  ranks better than the loss and 5-fold cleanlab (two seeds), by 7 points each, but flags nothing; its headline asks for
+  a reference.
+- **The noise rate** of CIFAR-10 is too high, 28 % instead of 17 % for `random1`: hard images are contradicted too.
+- At 40 % and 60 % wrong labels the smallest validation loss is that of the first epoch. With features of that network
+  the audit has 78 to 80.
+
+The projection of wide layers and the token features were changed on the development tasks after the first look at movie
+reviews. Not run yet: a training with augmentation, pairs of digits, and 5-fold networks of CIFAR-10.
 """
 
 Row = dict[str, float | None]
