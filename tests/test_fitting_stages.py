@@ -141,7 +141,7 @@ def test_the_second_pass_continues_from_its_sums(recorder: Recorder, bases: list
     assert first.shared.keys() == {"examples/0", *(f"basis/{name}" for name in basis_tensors(bases))}
     assert int(first.shared["examples/0"]) == 6
     moments = {f"moments/{number}/{block.name}" for number in range(2) for block in recorder.blocks}
-    assert first.local().keys() == {"examples/1", "reference/features", *moments}
+    assert first.local().keys() == {"examples/1", "matches/1", "reference/features", *moments}
     assert int(first.local()["examples/1"]) == 3
     saved = first.copy()
     for name in moments:

@@ -201,7 +201,7 @@ def test_all_processes_resume_in_the_latest_stage(rank: int, monkeypatch: pytest
     assert state.settings == [{"a": 2}, {"a": 7, "b": 4}, {}][rank]
 
 
-@pytest.mark.parametrize(("gpus", "backend", "devices"), [(True, "nccl", [1]), (False, "gloo", [])])
+@pytest.mark.parametrize(("gpus", "backend", "devices"), [(True, "cpu:gloo,cuda:nccl", [1]), (False, "gloo", [])])
 def test_the_backend_depends_on_the_device(
     gpus: bool, backend: str, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

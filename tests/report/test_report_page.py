@@ -154,8 +154,8 @@ def test_each_part_alone(part: str) -> None:
     assert ("Coverage of every layer" in source) == (part == "coverage")
     for other, hint in {
         "audit": "audit=ifc.audit(loader)",
-        "calibration": "ReliabilityPair(",
-        "complexity": "ComplexityGroups(",
+        "calibration": "calibration=ifc.calibrate(held_out)",
+        "complexity": "ood=gate.table(new)",
         "coverage": "coverage=ifc.coverage",
     }.items():
         assert (hint in source) == (other != part)

@@ -73,7 +73,7 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
         ),
         "complexity of OOD inputs": (
             data.complexity,
-            "ifcomp report --strange DATA, or complexity=ComplexityGroups(test, {'OOD': other})",
+            "ifcomp report --strange DATA, or ood=gate.table(new) of gate = ifc.ood_detector(held_out)",
         ),
         "coverage": (data.coverage, "coverage=ifc.coverage"),
         "provenance": (data.provenance, "provenance=current_provenance(seed=0)"),
