@@ -82,9 +82,9 @@ def test_completion() -> None:
     assert complete("ifcomp", "ca") == {"calibrate"}
     assert complete("ifcomp", "audit", "--max-") == {"--max-suspects", "--max-memory"}
     assert complete("ifcomp", "fit", "--fisher", "e") == {"exact", "empirical"}
-    result = ifcomp("--show-completion", "bash")
+    result = CliRunner().invoke(app, [], prog_name="ifcomp", env={"_IFCOMP_COMPLETE": "source_bash"})
     assert result.exit_code == 0
-    assert "_IFCOMP_COMPLETE" in result.stdout
+    assert "_IFCOMP_COMPLETE=complete_bash" in result.stdout
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
