@@ -687,7 +687,7 @@ class IFComp(FittedState):
             >>> explanation = ifc.explain(x[:1], y[:1], train, k=3)
             >>> explanation
             Explanation(3 supporting and 3 contradicting training examples of 1 query)
-            >>> int(explanation.frame["label"][0]) == int(y[0])  # the strongest support has the same label
+            >>> int(explanation.frame["label"].iloc[0]) == int(y[0])  # the strongest support has the same label
             True
         """
         batch = self._batch(x, y)

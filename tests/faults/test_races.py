@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.cli import record
+from ifcomp.cli import keys
 from ifcomp.errors import StorageError
 from ifcomp.io.files import file_lock
 
@@ -138,11 +138,11 @@ def test_saves_in_several_threads_leave_one_complete_file(tmp_path: Path) -> Non
 
 def test_the_key_of_records_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt in range(10):
-        folder = tmp_path / str(attempt)
-        monkeypatch.setattr("typer.get_app_dir", lambda _, folder=folder: str(folder))
-        keys = at_once(6, lambda _: record._key(create=True))
-        assert len(set(keys)) == 1
-        assert keys[0] is not None
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / str(attempt)))
+        folder = tmp_path / str(attempt) / "ifcomp"
+        signatures = at_once(6, lambda _: keys.sign(b"content"))
+        assert len(set(signatures)) == 1
+        assert signatures[0]
         assert [path.name for path in folder.iterdir()] == ["run-key"]
         assert (folder / "run-key").stat().st_mode & 0o777 == 0o600
 
