@@ -65,7 +65,7 @@ but one, at every stage. With fold networks chosen by the smallest validation lo
   the audit has 78 to 80.
 
 The projection of wide layers and the token features were changed on the development tasks after the first look at movie
-reviews. Not run yet: a training with augmentation, pairs of digits, and 5-fold networks of CIFAR-10.
+reviews. Not run yet: later stages of the training with augmentation, pairs of digits, and 5-fold networks of CIFAR-10.
 """
 
 Row = dict[str, float | None]
