@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import pickle
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -244,15 +243,14 @@ def test_a_model_without_penultimate_features_uses_the_other_members() -> None:
         ifc.ood_detector(held_out(), score="neighbours")
 
 
-def test_many_classes_leave_out_complexity_unless_it_is_named() -> None:
+def test_many_classes_use_sampled_bounded_complexity() -> None:
     ifc = IFComp(network(classes=33)).fit([inputs(100, 1)], progress=False)
-    with pytest.warns(IfcompWarning, match="leaves out complexity: it needs a backward pass for each of 33 labels"):
-        gate = ifc.ood_detector(held_out())
-    assert gate.members == ("energy", "neighbours")
-    assert gate.settings["left_out"].keys() == {"complexity"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ifc.ood_detector(held_out(), score=MEMBERS).members == MEMBERS
+    gate = ifc.ood_detector(held_out())
+    assert gate.members == MEMBERS
+    x = inputs(9, 5)
+    expected = ifc.bounded_complexity(x, damping=OOD_DAMPING)
+    torch.testing.assert_close(gate.parts(x)["complexity"], expected)
+    assert not torch.allclose(expected, ifc.bounded_complexity(x, exact=True, damping=OOD_DAMPING))
 
 
 # Storage -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,16 +13,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ifcomp import complexity
+from ifcomp._version import __version__
+from ifcomp.bounded import bounded_complexity, bounded_cotangents, sampled_labels
 from ifcomp.curvature.factors import Factors
 from ifcomp.curvature.reference import unit_rows
 from ifcomp.data.batches import Batch
 from ifcomp.distributed import gather_rows, shard_batches
-from ifcomp.errors import ModelError, NotFittedError
+from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
-from ifcomp.prediction import MAX_EXACT_CLASSES
-from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
-from ifcomp.tasks.ood import Floats
+from ifcomp.scoring import Evaluation, Microbatch, evaluate
+from ifcomp.tasks.ood import Floats, check_members
 from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores, draw_scores
 
@@ -45,8 +46,7 @@ class MemberScorer:
     @property
     def neighbour_count(self) -> int:
         """Rank k of the neighbour: 50, or half the mean number of reference examples per class if that is smaller."""
-        factors = self.evaluation.factors
-        return max(1, min(NEIGHBOURS, len(self.reference) // (2 * factors.num_classes)))
+        return max(1, min(NEIGHBOURS, len(self.reference) // (2 * self._classes)))
 
     @cached_property
     def reference(self) -> Tensor:
@@ -55,27 +55,26 @@ class MemberScorer:
         return unit_rows(self.evaluation.factors.reference)
 
     def missing(self, members: Sequence[str], is_default: bool) -> dict[str, str]:
-        """Return the members to leave out of a score, with the reason.
+        """Return the members that the model does not have, with the reason.
 
         Args:
             members: Names in `ifcomp.tasks.ood.MEMBERS`.
-            is_default: Whether they are the default, which leaves out complexity for many classes.
+            is_default: Whether they are the default, which leaves out neighbours without an error.
 
         Raises:
             ModelError: If neighbours are not a default and the model has no penultimate features.
             NotFittedError: If the factors have no reference set although the model has penultimate features.
         """
-        left_out, classes = {}, self.evaluation.factors.num_classes
+        if "neighbours" not in members:
+            return {}
         head = self.evaluation.recorder.verified.head
-        if is_default and classes > MAX_EXACT_CLASSES:
-            left_out["complexity"] = f"it needs a backward pass for each of {classes:,} labels"
-        if "neighbours" in members and head is None:
-            left_out["neighbours"] = "the logits of the model are not the output of a linear layer"
-            if not is_default:
-                raise ModelError(f"score= names neighbours, but {left_out['neighbours']}. Leave neighbours out.")
-        if "neighbours" in members and head is not None:
+        if head is not None:
             check_reference(self.evaluation.factors, head.features)
-        return left_out
+            return {}
+        reason = "the logits of the model are not the output of a linear layer"
+        if not is_default:
+            raise ModelError(f"score= names neighbours, but {reason}. Leave neighbours out.")
+        return {"neighbours": reason}
 
     def score_data(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
         """As `score`. Inside `data_parallel` every process evaluates its share, and all processes return all rows."""
@@ -84,14 +83,13 @@ class MemberScorer:
     def score(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
         """Return prediction, confidence, max softmax, energy and the members of every example, in order.
 
-        Cost: one forward pass, and one backward pass per label for complexity.
+        Cost: one forward pass; for complexity 1 + 2K up to 32 classes and 35 beyond.
 
         Args:
             batches: Inputs.
             members: Names in `ifcomp.tasks.ood.MEMBERS`.
         """
-        classes = self.evaluation.factors.num_classes
-        cotangents = classes if "complexity" in members else 1
+        cotangents = bounded_cotangents(self._classes, self._samples) if "complexity" in members else 1
 
         def step(microbatch: Microbatch) -> pd.DataFrame:
             return self._rows(microbatch, members)
@@ -119,14 +117,60 @@ class MemberScorer:
             distances = neighbour_distances(unit_rows(features).cpu(), self.reference, self.neighbour_count)
             columns["neighbours"] = distances.numpy()
         if "complexity" in members:
-            columns["complexity"] = self._complexity(microbatch).cpu().numpy()
+            columns["complexity"] = bounded_complexity(self.evaluation, microbatch, self._samples).value.cpu().numpy()
         return pd.DataFrame(columns)
 
-    def _complexity(self, microbatch: Microbatch) -> Tensor:
-        influence = label_influence(microbatch)
-        log_probability = torch.log_softmax(self.evaluation.beta * microbatch.logits, 1)
-        mean_influence = self.evaluation.effective_parameters or 1.0
-        return complexity.bounded_complexity(log_probability, influence, mean_influence)
+    @property
+    def _classes(self) -> int:
+        return self.evaluation.factors.num_classes
+
+    @property
+    def _samples(self) -> int | None:
+        """Number of sampled labels of bounded complexity; None evaluates all labels."""
+        return sampled_labels(self._classes)
+
+
+def build_rule(
+    scorer: MemberScorer,
+    batches: Iterable[Batch],
+    score: str | Sequence[str] | None,
+    tpr: float,
+    identity: Mapping[str, Any],
+) -> OODRule:
+    """Score held-out data and return the rule of a detector.
+
+    Args:
+        scorer: Evaluates the member scores.
+        batches: Held-out inputs.
+        score: Names of the members, or None for the default.
+        tpr: Share of the held-out inputs to accept.
+        identity: Settings that identify model and fit, as plain JSON.
+
+    Raises:
+        DataError: If there are too few held-out examples.
+    """
+    chosen = check_members(score)
+    left_out = scorer.missing(chosen, score is None)
+    for name, reason in left_out.items():
+        warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=4)
+    members = tuple(name for name in chosen if name not in left_out)
+    frame = scorer.score_data(batches, members)
+    if len(frame) < MIN_HELD_OUT:
+        raise DataError(f"A detector needs at least {MIN_HELD_OUT} held-out examples, but got {len(frame)}.")
+    if len(frame) < FEW_HELD_OUT:
+        message = f"{len(frame)} held-out examples are few: the threshold is uncertain. Give {FEW_HELD_OUT} or more."
+        warnings.warn(message, IfcompWarning, stacklevel=4)
+    settings = {
+        **identity,
+        "held_out_examples": len(frame),
+        "tpr": tpr,
+        "members": list(members),
+        "left_out": left_out,
+        "neighbours": scorer.neighbour_count if "neighbours" in members else None,
+        "reference_examples": len(scorer.reference) if "neighbours" in members else None,
+        "version": __version__,
+    }
+    return OODRule(members, {name: frame[name].to_numpy(copy=True) for name in members}, float(tpr), settings)
 
 
 def check_reference(factors: Factors, features: int) -> None:

@@ -41,7 +41,7 @@ from ifcomp.data.checks import (
 from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
-from ifcomp.detection import FEW_HELD_OUT, MIN_HELD_OUT, MemberScorer, OODDetector
+from ifcomp.detection import MemberScorer, OODDetector, build_rule
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
     DataError,
@@ -310,10 +310,10 @@ class IFComp(FittedState):
             >>> sets.shape, bool(sets.any(1).all())
             (torch.Size([400, 10]), True)
         """
-        if self._fitted is not None and self._calibration is None:
+        calibration = self._calibration if self._fitted else None
+        if calibration is None:
             raise NotCalibratedError("Prediction sets need held-out data: call calibrate(held_out) first.")
-        assert self._calibration is not None
-        rule = self._calibration.set_rule
+        rule = calibration.set_rule
         if rule.threshold(coverage) == math.inf:
             warnings.warn(
                 f"Coverage {coverage:g} needs more than {len(rule.scores)} conformal examples, so every set has all "
@@ -339,16 +339,15 @@ class IFComp(FittedState):
         of held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
         bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
         penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
-        is computed with the damping ``Relative(1e-4)``. Cost: 1 + 2K forward passes per example; one without
-        complexity.
+        is computed with the damping ``Relative(1e-4)``. Cost per example: 1 + 2K forward passes up to 32 classes and 35
+        beyond; one without complexity.
 
         Args:
             held_out: Inputs that the model was not trained on, as for `fit`; labels are not used. At least 20 examples,
                 better 200 or more.
             tpr: Share of the held-out inputs to accept, in (0, 1].
             score: Name of one member, whose score is used alone in its own unit, or several names. None is the default:
-                all three. With a warning, it leaves out neighbours if the logits are not the output of a linear layer,
-                and complexity for more than 32 classes.
+                all three. With a warning, it leaves out neighbours if the logits are not the output of a linear layer.
             progress: Show a progress bar; None shows it on terminals.
 
         Raises:
@@ -362,34 +361,11 @@ class IFComp(FittedState):
             >>> int(familiar.sum()) <= 20, int(inverted.sum()) > 300  # of 400 each
             (True, True)
         """
-        members, _ = check_members(score), self._fitted
+        check_members(score)
         ood_threshold([0.0], tpr)  # checks tpr before any work is done
+        identity = self._detector_identity
         first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
-        scorer = self._member_scorer(first)
-        left_out = scorer.missing(members, score is None)
-        for name, reason in left_out.items():
-            warnings.warn(f"The score leaves out {name}: {reason}.", IfcompWarning, stacklevel=3)
-        members = tuple(name for name in members if name not in left_out)
-        frame = scorer.score_data(batches, members)
-        if len(frame) < MIN_HELD_OUT:
-            raise DataError(f"A detector needs at least {MIN_HELD_OUT} held-out examples, but got {len(frame)}.")
-        if len(frame) < FEW_HELD_OUT:
-            message = (
-                f"{len(frame)} held-out examples are few: the threshold is uncertain. Give {FEW_HELD_OUT} or more."
-            )
-            warnings.warn(message, IfcompWarning, stacklevel=3)
-        settings = {
-            **self._detector_identity,
-            "held_out_examples": len(frame),
-            "tpr": tpr,
-            "members": list(members),
-            "left_out": left_out,
-            "neighbours": scorer.neighbour_count if "neighbours" in members else None,
-            "reference_examples": len(scorer.reference) if "neighbours" in members else None,
-            "version": __version__,
-        }
-        rule = OODRule(members, {name: frame[name].to_numpy(copy=True) for name in members}, float(tpr), settings)
-        self._ood_rule = rule
+        self._ood_rule = rule = build_rule(self._member_scorer(first), batches, score, tpr, identity)
         return OODDetector(rule, self._read_members)
 
     @property
