@@ -1,8 +1,8 @@
-"""Ablation of the pool on development tasks: other weights, members and priors, on the same evidence.
+"""Ablation of the pool on development tasks: other weights, members and priors, with the same predictors.
 
     IFCOMP_DATA=... python -m experiments.label_audit.ablation
 
-Results go to ``results/ablation.json``; tasks that are there are not computed again.
+Results go to ``results/ablation.json``; tasks with results are skipped.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def over_epochs(task: stages.StagedImages, folder: Path, seed: int = 0) -> None:
 
 
 def selected(only: str, development: bool | None) -> Iterator[Task]:
-    """Return the tasks whose name matches the pattern; None selects development and evidence tasks."""
+    """Return the tasks whose name matches the pattern; None selects development and test tasks."""
     for name, task in TASKS.items():
         if fnmatch(name, only) and development in (None, task.is_development):
             yield task
