@@ -190,6 +190,15 @@ def test_data_that_is_also_the_reference_is_not_left_out() -> None:
     assert (evidence.neighbours["3"][:, 0] == np.arange(COUNT)).all()
 
 
+def test_votes_of_equal_examples_do_not_depend_on_their_order() -> None:
+    """More equal examples than neighbours, sorted by label: neighbours from either end would have one label."""
+    images = examples(2)[0].repeat_interleave(300, 0)
+    labels = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([150, 150, 300]))
+    votes = collect([(images, labels)]).members[0].probabilities
+    np.testing.assert_allclose(votes[:300, :2], 0.5, atol=0.2)
+    np.testing.assert_allclose(votes[300:, 2], 1, atol=0.02)
+
+
 def test_scores_follow_from_the_pool_of_the_evidence() -> None:
     images, labels = examples()
     audit = IFComp(network()).audit([(images, labels)], progress=False)

@@ -18,7 +18,7 @@ from ifcomp.evidence.features import INPUT, TOKENS, FeatureReader, RawFeatures, 
 from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
-from ifcomp.evidence.seeds import seeded_sample
+from ifcomp.evidence.seeds import seeded_order
 from ifcomp.evidence.storage import MEMORY_BYTES, allocate
 from ifcomp.progress import track
 
@@ -83,7 +83,7 @@ def collect_evidence(
         title = "features of the reference"
         base_features = _store(reader, reference, maps, base, memory_bytes, title, progress)
     classes = summary.logits.shape[1]
-    chosen = seeded_sample(len(base.labels), max_reference, seed)
+    chosen = seeded_order(len(base.labels), max_reference, seed)  # equal neighbours are chosen at random
     names = [f"{layer}/{predictor}" for layer in maps for predictor in ("votes", "readout")]
     distributions = allocate(len(summary.labels), dict.fromkeys(names, classes), _numpy_dtype(reader), memory_bytes)
     members: list[Member] = []
@@ -138,7 +138,8 @@ def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray,
     Args:
         layer: Rotated features of the layer.
         classes: Number of classes K.
-        chosen: Positions of the reference examples among which neighbours are searched.
+        chosen: Positions of the reference examples among which neighbours are searched. Their order decides between
+            equally near ones.
     """
     labels = layer.labels[chosen]
     queries = torch.from_numpy(np.ascontiguousarray(layer.features[:, :COMPONENTS]))
