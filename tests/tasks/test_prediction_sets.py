@@ -77,6 +77,25 @@ def test_mean_coverage_is_nominal_for_any_distribution(coverage: float) -> None:
     assert coverage - 0.01 <= np.mean(covered) <= coverage + 0.02
 
 
+def test_equal_inputs_have_equal_sets_although_their_probabilities_differ_by_rounding() -> None:
+    """Both labels of one input are equally frequent. Float32 rounds its probabilities differently in each batch."""
+    values, labels = np.tile([0.6, 0.4], (40, 1)), np.arange(40) % 2
+    rule = fit_set_rule(values, labels, values, labels)
+    rounded = np.array([[0.6 + 2e-7, 0.4 - 2e-7], [0.6 - 2e-7, 0.4 + 2e-7], [0.601, 0.399]])
+    assert rule.sets(rounded, 0.9).tolist() == [[True, True], [True, True], [True, False]]
+
+
+def test_penalties_are_compared_on_all_parts_of_large_data() -> None:
+    """The first 5,000 examples need no penalty. Those after them are less confident than they should be."""
+    values, labels = (
+        np.concatenate(parts)
+        for parts in zip(random_probabilities(5000, 20, 0), random_probabilities(15000, 20, 1), strict=True)
+    )
+    values[5000:] = values[5000:] ** 0.3 / (values[5000:] ** 0.3).sum(1, keepdims=True)
+    assert choose_penalty(values[:5000], labels[:5000]) == (0.0, 1)
+    assert choose_penalty(values, labels)[0] > 0
+
+
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 4.0])
 def test_the_penalty_with_the_smallest_sets_is_chosen(sharpness: float) -> None:
     values, labels = random_probabilities(300, 20, 3, sharpness)

@@ -5,9 +5,10 @@ The score of a label is that of regularised adaptive prediction sets (RAPS), in 
     ``s(x, y) = sum of p_k over the labels k ranked before y + penalty * max(0, rank(y) - free_ranks)``.
 
 Labels are ranked by probability from rank 1; equal probabilities by their number. A set has all labels whose score is
-at most the ``ceil((n + 1) coverage)``-th smallest score of n conformal examples. The first label has score 0, so no set
-is empty. If the conformal examples and a new example are exchangeable, the set contains the label with probability of
-at least ``coverage``, on average over conformal and new examples. Under shift this is not guaranteed.
+at most the ``ceil((n + 1) coverage)``-th smallest score of n conformal examples, up to rounding. The first label has
+score 0, so no set is empty. If the conformal examples and a new example are exchangeable, the set contains the label
+with probability of at least ``coverage``, on average over conformal and new examples. Under shift this is not
+guaranteed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ FREE_RANKS = (1, 2, 5)
 #: Share by which a penalty must reduce the mean size of sets. Smaller differences are chance.
 MIN_REDUCTION = 0.02
 
-#: Number of examples from which penalties are compared.
+#: Largest number of examples from which penalties are compared. More are sampled.
 _MAX_EXAMPLES = 5_000
 
 #: Rounding errors of ``(n + 1) coverage`` below this do not raise the rank.
 _ROUNDING = 1e-9
+
+#: Rounding error of a score. The probabilities of equal inputs differ by rounding between batches. Without a tolerance,
+#: equal inputs of conformal and new examples would not be exchangeable.
+_SCORE_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +77,7 @@ class SetRule:
             probability: Probabilities, [N, K], from the same distribution as those of the rule.
             coverage: As for `threshold`.
         """
-        return label_scores(probability, self.penalty, self.free_ranks) <= self.threshold(coverage)
+        return label_scores(probability, self.penalty, self.free_ranks) <= self.threshold(coverage) + _SCORE_ROUNDING
 
 
 def label_scores(probability: ArrayLike, penalty: float, free_ranks: int) -> Floats:
@@ -119,7 +124,8 @@ def choose_penalty(probability: ArrayLike, label: ArrayLike) -> tuple[float, int
         label: Labels, [N].
     """
     values, truth = checked_probabilities(probability, label)
-    values, truth = values[:_MAX_EXAMPLES], truth[:_MAX_EXAMPLES]
+    chosen = np.random.default_rng(0).permutation(len(truth))[:_MAX_EXAMPLES]  # the data may be sorted by class
+    values, truth = values[chosen], truth[chosen]
     order = np.argsort(-values, axis=1, kind="stable")
     mass = _mass_before(np.take_along_axis(values, order, 1))
     place = (order == truth[:, np.newaxis]).argmax(1)
