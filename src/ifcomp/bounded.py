@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ifcomp import complexity
-from ifcomp.curvature.labels import chosen_cotangents, label_residuals, sample_other_labels, squared_residuals
+from ifcomp.curvature.labels import chosen_cotangents, draw_labels, label_residuals, squared_residuals
 from ifcomp.data.batches import Batch
 from ifcomp.prediction import MAX_EXACT_CLASSES
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
@@ -62,10 +62,9 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
     """Bounded complexity of a microbatch from all labels, or from the most probable label and sampled labels.
 
     A sample gives an unbiased estimate of ``S = sum_y sigmoid(h_y)`` (`ifcomp.complexity.sampled_excess`). The value is
-    ``log max(S, 1)``, and its error is the standard error of S divided by ``max(S, 1)``. The sample depends on the seed
-    of the fit and on the predicted label. So an example has the same value in every batch, and the errors of examples
-    with the same prediction are not independent. The square of the standard error of S is unbiased over samples, but
-    skewed: it is too small for an example whose S depends on a few labels that are not in the sample.
+    ``log max(S, 1)``, and its error is the standard error of S divided by ``max(S, 1)``. The draws use the same random
+    numbers, given by the seed of the fit, for every example. So an example has the same value in every batch, and the
+    errors of similar examples are not independent.
 
     The control variate takes the influence of the last layer for every label, and assumes that the influence of the
     other layers is proportional to ``|p - e_y|^2``. The most probable label gives the constant.
@@ -73,7 +72,7 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
     Args:
         evaluation: The recorded model and its curvature.
         microbatch: The recorded examples.
-        samples: Number of sampled labels, at least two and below K; None evaluates all labels.
+        samples: Number of sampled labels, at least two; None evaluates all labels.
     """
     log_probability = torch.log_softmax(evaluation.beta * microbatch.logits, 1)
     mean_influence = evaluation.effective_parameters or 1.0
@@ -82,13 +81,20 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
         value = complexity.bounded_complexity(log_probability, influence, mean_influence)
         return BoundedComplexity(value, torch.zeros_like(value))
     probability, top = microbatch.probability, log_probability.argmax(1)
-    others = sample_other_labels(top, probability.shape[1], samples, evaluation.factors.settings.seed)
-    labels = torch.cat([top.unsqueeze(1), others], 1)
-    influence = microbatch.check_finite(microbatch.evaluator.quadratic(chosen_cotangents(probability, labels)))
-    control = _approximate_influence(microbatch, top, influence[:, 0])
-    excess, error = complexity.sampled_excess(log_probability, labels, influence, control, mean_influence)
+    of_top = _influence(microbatch, top.unsqueeze(1))
+    control = _approximate_influence(microbatch, top, of_top[:, 0])
+    approximate = complexity.approximate_hindsight(log_probability, control, mean_influence)
+    drawn = draw_labels(complexity.label_chances(approximate, top), samples, evaluation.factors.settings.seed)
+    labels = torch.cat([top.unsqueeze(1), drawn], 1)
+    influence = torch.cat([of_top, _influence(microbatch, drawn)], 1)
+    excess, error = complexity.sampled_excess(log_probability, labels, influence, approximate, mean_influence)
     excess = excess.clamp_min(0)
     return BoundedComplexity(excess.log1p(), error / (1 + excess))
+
+
+def _influence(microbatch: Microbatch, labels: Tensor) -> Tensor:
+    """Influence of labels [B, C] of each example, [B, C]."""
+    return microbatch.check_finite(microbatch.evaluator.quadratic(chosen_cotangents(microbatch.probability, labels)))
 
 
 def _approximate_influence(microbatch: Microbatch, top: Tensor, influence_of_top: Tensor) -> Tensor:

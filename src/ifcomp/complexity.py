@@ -26,6 +26,10 @@ LABEL_ADDED_PROBABILITY = 0.5
 #: (experiments/ood_defaults/results).
 BOUNDED_ADDED_PROBABILITY = 0.003
 
+#: Share of the label samples of `sampled_excess` that is uniform. It bounds the terms of labels whose approximation is far
+#: too small.
+_UNIFORM_SHARE = 0.1
+
 #: Steps of the bisection in `hindsight_log_odds`; float64 has 53 significant bits.
 _BISECTION_STEPS = 64
 
@@ -173,30 +177,65 @@ def bounded_complexity(
     return torch.log1p((others - missing_of_top).clamp_min(0))
 
 
+def approximate_hindsight(
+    log_probability: Tensor,
+    control: Tensor,
+    mean_training_influence: float,
+    added_probability: float = BOUNDED_ADDED_PROBABILITY,
+) -> Tensor:
+    """Hindsight probability ``c_y = sigmoid(h_y)`` of every label from an approximate influence, [B, K].
+
+    Args:
+        log_probability: log p, [B, K].
+        control: Approximate influence of every label, [B, K].
+        mean_training_influence: Mean of E[IF] over the training data.
+        added_probability: Mean of ``alpha/n E[IF]`` over the training data; sets alpha.
+    """
+    weight = added_probability / mean_training_influence
+    return torch.sigmoid(hindsight_log_odds(label_log_odds(log_probability), control, weight))
+
+
+def label_chances(approximate: Tensor, top: Tensor) -> Tensor:
+    """Probabilities ``q_y`` with which `sampled_excess` draws each label, [B, K]; 0 for the most probable label.
+
+    They are ``0.9 w_y / sum_z w_z + 0.1 / (K - 1)`` with ``w_y = sqrt(c_y (1 - c_y))``: the error of an approximate
+    probability c is largest between 0 and 1.
+
+    Args:
+        approximate: c of `approximate_hindsight`, [B, K].
+        top: The most probable label, [B].
+    """
+    smallest = torch.finfo(approximate.dtype).tiny
+    sizes = (approximate * (1 - approximate)).clamp_min(smallest).sqrt()
+    others = torch.ones_like(sizes).scatter(1, top.unsqueeze(1), 0)
+    sizes = sizes * others
+    shares = (1 - _UNIFORM_SHARE) * sizes / sizes.sum(1, keepdim=True)
+    return shares + _UNIFORM_SHARE / (approximate.shape[1] - 1) * others
+
+
 def sampled_excess(
     log_probability: Tensor,
     labels: Tensor,
     influence: Tensor,
-    control: Tensor,
+    approximate: Tensor,
     mean_training_influence: float,
     added_probability: float = BOUNDED_ADDED_PROBABILITY,
 ) -> tuple[Tensor, Tensor]:
     """Estimate ``S - 1`` from a sample of labels, with ``S = sum_y sigmoid(h_y)`` of `bounded_complexity`, [B].
 
-    The most probable label t is exact. For the other K - 1 labels, ``c_y`` is the hindsight probability with the
-    approximate influence ``control``, and m of them are a uniform sample without replacement:
+    The most probable label t is exact. Of the other labels, m are drawn with replacement with the probabilities q of
+    `label_chances`, and their approximate hindsight probabilities c are the control variate:
 
-        ``S = sigmoid(h_t) + sum_{y != t} c_y + (K - 1) mean_s(sigmoid(h_s) - c_s)``.
+        ``S = sigmoid(h_t) + sum_{y != t} c_y + mean_s((sigmoid(h_s) - c_s) / q_s)``.
 
-    The estimate is unbiased for any ``control`` that does not depend on the sample. Its standard error is
-    ``(K - 1) sqrt((1 - m / (K - 1)) / m)`` times the standard deviation of the sampled differences; its square is
-    unbiased. ``log S`` has a bias of about ``-Var(S) / (2 S^2)``.
+    The estimate is unbiased for any c that does not depend on the sample. Its standard error is the standard deviation
+    of the m terms over ``sqrt(m)``; its square is unbiased. ``log S`` has a bias of about ``-Var(S) / (2 S^2)``.
 
     Args:
         log_probability: log p, [B, K].
-        labels: The most probable label, then m other labels, at least two, [B, 1 + m].
+        labels: The most probable label, then m drawn labels, at least two, [B, 1 + m].
         influence: IF of these labels, [B, 1 + m].
-        control: Approximate influence of every label, [B, K].
+        approximate: c of `approximate_hindsight`, [B, K].
         mean_training_influence: Mean of E[IF] over the training data.
         added_probability: Mean of ``alpha/n E[IF]`` over the training data; sets alpha.
 
@@ -205,12 +244,11 @@ def sampled_excess(
     """
     weight, log_odds = added_probability / mean_training_influence, label_log_odds(log_probability)
     hindsight = hindsight_log_odds(log_odds.gather(1, labels), influence, weight)
-    approximate = torch.sigmoid(hindsight_log_odds(log_odds, control, weight))
-    differences = torch.sigmoid(hindsight[:, 1:]) - approximate.gather(1, labels[:, 1:])
-    others, sampled = log_probability.shape[1] - 1, labels.shape[1] - 1
-    total = approximate.scatter(1, labels[:, :1], 0).sum(1) + others * differences.mean(1)
-    error = others * (differences.var(1) * (1 - sampled / others) / sampled).sqrt()
-    return total - torch.sigmoid(-hindsight[:, 0]), error
+    top, drawn = labels[:, :1], labels[:, 1:]
+    chances = label_chances(approximate, labels[:, 0]).gather(1, drawn)
+    terms = (torch.sigmoid(hindsight[:, 1:]) - approximate.gather(1, drawn)) / chances
+    total = approximate.scatter(1, top, 0).sum(1) + terms.mean(1)
+    return total - torch.sigmoid(-hindsight[:, 0]), terms.std(1) / drawn.shape[1] ** 0.5
 
 
 def label_log_odds(log_probability: Tensor) -> Tensor:

@@ -74,22 +74,20 @@ def chosen_cotangents(probability: Tensor, labels: Tensor) -> Cotangents:
     return Cotangents(labels.shape[1], lambda chunk: label_residuals(probability, labels.T[chunk]))
 
 
-def sample_other_labels(top: Tensor, classes: int, count: int, seed: int) -> Tensor:
-    """Draw labels other than the given one uniformly without replacement, [B, count].
+def draw_labels(chances: Tensor, count: int, seed: int) -> Tensor:
+    """Draw labels of every example with replacement, [B, count].
 
-    The draw depends on the given label and the seed only, not on the batch or the position.
+    Each draw is the largest ``log q_y + G_y`` with Gumbel noise G that depends on the seed, the number of the draw and
+    the label. So the labels of an example do not depend on its batch, and rounding of q hardly ever changes them.
 
     Args:
-        top: One label per example, [B].
-        classes: K.
-        count: From 1 to K - 1.
-        seed: Seed of the draws.
+        chances: Probability q of every label, [B, K].
+        count: Number of draws.
+        seed: Seed of the noise.
     """
-    given, places = np.unique(top.cpu().numpy(), return_inverse=True)
-    states = _mix(_mix(np.full(1, seed % 2**64, np.uint64)) ^ _mix(given.astype(np.uint64) + np.uint64(1)))
-    keys = _mix(states[:, None] ^ _mix(np.arange(classes, dtype=np.uint64)))  # [G, K]
-    keys[np.arange(len(given)), given] = np.iinfo(np.uint64).max
-    return torch.from_numpy(np.argsort(keys, 1)[places.reshape(-1), :count]).to(top.device)
+    noise = np.random.default_rng(seed % 2**64).gumbel(size=(count, chances.shape[1]))
+    logs = chances.log()
+    return torch.stack([(logs + row).argmax(1) for row in torch.from_numpy(noise).to(chances)], 1)
 
 
 def pair_cotangents(labels: Tensor, others: Tensor, classes: int) -> Cotangents:

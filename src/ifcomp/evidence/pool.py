@@ -34,6 +34,9 @@ _SAMPLE = 20_000
 #: Largest number of probabilities from which weights are computed; 1,000 examples are always used.
 _SAMPLE_ELEMENTS = 2**26
 
+#: Number of rows of one block of distributions.
+_BLOCK_ROWS = 128
+
 #: Prior margin in favour of an echo of 0, as a multiple of the number of examples. On clean data the others contradict
 #: few labels, and an accurate member is right to agree with them.
 _PRIOR_CONTRADICTION = 0.03
@@ -71,20 +74,20 @@ def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0
     """
     limit = min(_SAMPLE, _SAMPLE_ELEMENTS // (len(members) * members[0].probabilities.shape[1]))
     rows = seeded_sample(len(labels), max(limit, 1000), seed).numpy()
-    sampled = [np.asarray(member.probabilities[rows], dtype=np.float32) for member in members]
     given = labels[rows]
     frequencies = np.bincount(given, minlength=members[0].probabilities.shape[1]) / len(given)
-    agrees = np.stack([_margins(_lift(member, frequencies), given) > 0 for member in sampled])
+    lifts = [_lift(member.probabilities[rows], frequencies) for member in members]
+    agrees = np.stack([_margins(lift.astype(np.float64), given) > 0 for lift in lifts])
     prior = member_priors(members)
     weight = starting_weights(members)
     for _ in range(_STEPS):
-        support, echo = _rates(sampled, agrees, given, weight, frequencies)
+        support, echo = _rates(lifts, agrees, given, weight)
         new = prior * support * (1 - echo) ** _POWER
         previous, weight = weight, (weight + new / new.max()) / 2
         weight /= weight.max()
         if np.abs(weight - previous).max() < _SMALLEST_CHANGE:
             break
-    support, echo = _rates(sampled, agrees, given, weight, frequencies)
+    support, echo = _rates(lifts, agrees, given, weight)
     return PoolWeights(weight, support, echo)
 
 
@@ -114,40 +117,35 @@ def member_priors(members: Sequence[Member]) -> np.ndarray:
 
 
 def _rates(
-    members: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray, frequencies: np.ndarray
+    lifts: Sequence[np.ndarray], agrees: np.ndarray, labels: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return support s and echo r, [M]. If the others support no label, s is 1; if they contradict none, r is 0."""
-    total = np.zeros(members[0].shape)
-    for value, member in zip(weight, members, strict=True):
-        total += value * member.astype(np.float64)
-    support, echo = np.empty(len(members)), np.empty(len(members))
-    for index, member in enumerate(members):
-        others = total - weight[index] * member.astype(np.float64)
-        margin = _margins(_lift(np.maximum(others, 0), frequencies), labels)
-        supported, contradicted = np.maximum(margin, 0), np.maximum(-margin, 0)
-        support[index] = (supported[agrees[index]].sum() + 1) / (supported.sum() + 1)
-        echo[index] = contradicted[agrees[index]].sum() / (contradicted.sum() + _PRIOR_CONTRADICTION * len(labels))
-    return support, echo
+    supported, contradicted = np.empty((2, len(lifts), len(labels)))
+    for start in range(0, len(labels), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        blocks = [lift[part].astype(np.float64) for lift in lifts]
+        total = np.einsum("m,mnk->nk", weight, blocks)
+        for index, block in enumerate(blocks):
+            margin = _margins(np.maximum(total - weight[index] * block, 0), labels[part])
+            supported[index, part], contradicted[index, part] = np.maximum(margin, 0), np.maximum(-margin, 0)
+    support = ((supported * agrees).sum(1) + 1) / (supported.sum(1) + 1)
+    return support, (contradicted * agrees).sum(1) / (contradicted.sum(1) + _PRIOR_CONTRADICTION * len(labels))
 
 
 def _lift(probabilities: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Return distributions [n, K] divided by the class frequencies [K] and normalised.
+    """Return distributions [n, K] divided by the class frequencies [K], in float32.
 
     A member without information predicts the class frequencies. Their lift is uniform: it contradicts no rare class.
     """
-    lift = np.divide(probabilities, frequencies, out=np.zeros(probabilities.shape), where=frequencies > 0)
-    total = lift.sum(1, keepdims=True)
-    result: np.ndarray = np.divide(lift, total, out=lift, where=total > 0)
-    return result
+    divisor = np.where(frequencies > 0, frequencies, np.inf)
+    return (np.asarray(probabilities, dtype=np.float32) / divisor).astype(np.float32)
 
 
-def _margins(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the probability of the given label minus the largest other probability, [n]."""
-    others = probabilities.copy()
-    np.put_along_axis(others, labels[:, None], -np.inf, 1)
-    given = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
-    result: np.ndarray = (given - others.max(1)).astype(np.float64)
-    return result
+def _margins(lifts: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the share of the given label minus the largest share of another label, [n]. Overwrites lifts [n, K]."""
+    total, given = lifts.sum(1), np.take_along_axis(lifts, labels[:, None], 1)[:, 0]
+    np.put_along_axis(lifts, labels[:, None], -np.inf, 1)
+    return np.divide(given - lifts.max(1), total, out=np.zeros(len(total)), where=total > 0)
 
 
 def mix(members: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Predictions and OOD detection with a hundred classes: estimates compared with the evaluation of every label."""
