@@ -11,9 +11,16 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from ifcomp import IFComp
-from ifcomp.bounded import SAMPLED_LABELS, bounded_cotangents, evaluate_bounded, sampled_labels
-from ifcomp.complexity import approximate_hindsight, label_chances, sampled_excess
+from ifcomp.bounded import SAMPLED_LABELS, evaluate_bounded
+from ifcomp.complexity import (
+    approximate_hindsight,
+    expected_influence,
+    label_chances,
+    sampled_excess,
+    sampled_expected_influence,
+)
 from ifcomp.curvature.labels import draw_labels, label_residuals
+from ifcomp.label_samples import label_passes, label_samples
 from ifcomp.scoring import Microbatch, evaluate
 
 WEIGHT = 0.04  # added probability over mean influence
@@ -42,20 +49,41 @@ def example(classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return logits.log_softmax(0), influence, control
 
 
+def all_samples(chances: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """Every possible sample of the labels with chances [K], after the top label, and its probability."""
+    others = chances.nonzero().flatten().tolist()
+    top = int(chances.argmin())
+    labels = torch.tensor([[top, *chosen] for chosen in product(others, repeat=samples)])
+    return labels, chances[labels[:, 1:]].prod(1)
+
+
 def samples_of(
     log_probability: Tensor, influence: Tensor, control: Tensor, samples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``S - 1`` and its standard error for every possible sample of labels, and the probability of each sample."""
-    top = log_probability.argmax()
     approximate = approximate_hindsight(log_probability[None], control[None], 0.5, 0.5 * WEIGHT)
-    chances = label_chances(approximate, top[None])[0]
-    others = [label for label in range(len(log_probability)) if label != top]
-    labels = torch.tensor([[int(top), *chosen] for chosen in product(others, repeat=samples)])
-    size = len(labels)
-    excess, error = sampled_excess(
-        log_probability.expand(size, -1), labels, influence[labels], approximate.expand(size, -1), 0.5, 0.5 * WEIGHT
-    )
-    return excess, error, chances[labels[:, 1:]].prod(1)
+    chances = label_chances((approximate * (1 - approximate)).sqrt(), log_probability.argmax()[None])
+    labels, probability = all_samples(chances[0], samples)
+    rows = (each.expand(len(labels), -1) for each in (log_probability, approximate, chances))
+    logs, approximations, drawn_with = rows
+    excess, error = sampled_excess(logs, labels, influence[labels], approximations, drawn_with, 0.5, 0.5 * WEIGHT)
+    return excess, error, probability
+
+
+@pytest.mark.parametrize("control", ["near", "zero", "wrong"])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_the_expected_influence_is_unbiased_over_all_samples(samples: int, control: str) -> None:
+    for seed in range(3):
+        log_probability, influence, near = example(seed=seed)
+        approximate = {"near": near, "zero": 0 * near, "wrong": 0.1 * near.flip(0)}[control]
+        p = log_probability.exp()
+        chances = label_chances((p * approximate)[None], p.argmax()[None])
+        labels, probability = all_samples(chances[0], samples)
+        rows = (each.expand(len(labels), -1) for each in (p, approximate, chances))
+        estimates = sampled_expected_influence(next(rows), labels, influence[labels], *rows)
+        expected = expected_influence(p[None], influence[None])
+        assert float((probability * estimates).sum()) == pytest.approx(float(expected), rel=1e-10)
+        assert float(estimates.std()) > 1e-4
 
 
 @pytest.mark.parametrize("control", ["near", "zero", "wrong"])
@@ -97,10 +125,8 @@ def test_the_bias_of_the_logarithm_is_as_documented() -> None:
     assert bias == pytest.approx(documented, rel=0.1)
 
 
-def test_labels_of_uncertain_hindsight_are_drawn_most() -> None:
-    approximate = torch.tensor([[0.9, 0.5, 0.1, 0.0, 1.0]], dtype=torch.float64)
-    chances = label_chances(approximate, torch.tensor([0]))
-    # sqrt(c (1 - c)) is 0.5, 0.3, 0 and 0
+def test_labels_are_drawn_by_size_and_uniformly() -> None:
+    chances = label_chances(torch.tensor([[9.0, 5.0, 3.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0]))
     expected = torch.tensor([[0, 0.9 * 5 / 8 + 0.025, 0.9 * 3 / 8 + 0.025, 0.025, 0.025]], dtype=torch.float64)
     torch.testing.assert_close(chances, expected, rtol=1e-12, atol=1e-12)
     equal = label_chances(torch.zeros(1, 5, dtype=torch.float64), torch.tensor([3]))
@@ -208,9 +234,9 @@ def test_without_a_last_layer_of_one_output_per_class_its_influence_is_zero() ->
 
 
 def test_samples_are_the_default_beyond_32_classes() -> None:
-    assert [sampled_labels(classes) for classes in (2, 32, 33, 1_000)] == [None, None, SAMPLED_LABELS, SAMPLED_LABELS]
-    assert sampled_labels(1_000, exact=True) is None
-    assert (bounded_cotangents(1_000, SAMPLED_LABELS), bounded_cotangents(10, None)) == (17, 10)
+    assert [label_samples(classes, 16) for classes in (2, 32, 33, 1_000)] == [None, None, 16, 16]
+    assert label_samples(1_000, 16, exact=True) is None
+    assert (label_passes(1_000, 16), label_passes(10, None)) == (17, 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -265,8 +291,8 @@ def test_the_control_variate_reduces_the_error() -> None:
     mean_influence = ifc._evaluation(ifc._batch(x), None).effective_parameters
     log_probability, influence = ifc.model(x).detach().log_softmax(1), ifc.influence(x)
     top = log_probability.argmax(1)
-    without = torch.zeros_like(influence)
-    drawn = draw_labels(label_chances(without, top), SAMPLED_LABELS, 0)
-    labels = torch.cat([top.unsqueeze(1), drawn], 1)
-    _, plain = sampled_excess(log_probability, labels, influence.gather(1, labels), without, mean_influence)
+    without = log_probability.exp()
+    chances = label_chances(torch.ones_like(without), top)
+    labels = torch.cat([top.unsqueeze(1), draw_labels(chances, SAMPLED_LABELS, 0)], 1)
+    _, plain = sampled_excess(log_probability, labels, influence.gather(1, labels), without, chances, mean_influence)
     assert float((error * value.exp() / plain).median()) < 0.5

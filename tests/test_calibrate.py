@@ -34,7 +34,7 @@ from ifcomp.errors import (
     SettingError,
     StorageError,
 )
-from ifcomp.prediction import MAX_EXACT_CLASSES
+from ifcomp.label_samples import MAX_EXACT_CLASSES
 from ifcomp.tasks.calibration_fit import ADDED_PROBABILITIES, split_halves
 from oracles import example_logits
 from tasks.digits import images_and_labels, train_network
@@ -136,16 +136,19 @@ def test_the_paper_form_needs_to_be_requested() -> None:
 
 
 @pytest.mark.parametrize("classes", [MAX_EXACT_CLASSES, MAX_EXACT_CLASSES + 1])
-def test_many_classes_use_two_probes(classes: int) -> None:
-    model = seeded(lambda: nn.Linear(5, classes).double())()
+def test_many_classes_use_sampled_labels(classes: int) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, classes)).double())()
     x = torch.randn(9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ifc = IFComp(model, damping=0.1).fit([x], progress=False)
     exact = ifc.parametric_complexity(x, linearized=True)
-    probed = ifc.parametric_complexity(x, linearized=True, probes=2)
-    added = exact if classes == MAX_EXACT_CLASSES else probed
-    expected = (model(x).softmax(1) + added.unsqueeze(1) / classes) / (1 + added.unsqueeze(1))
-    assert_close(ifc.predict_proba(x, 1.0), expected.detach(), rtol=1e-9, atol=0)
-    assert not torch.allclose(exact, probed, rtol=1e-3)
+    probability = model(x).softmax(1).detach()
+    share = (ifc.predict_proba(x, 1.0) - probability) / (1 / classes - probability)  # c / (1 + c) for every label
+    used = share[:, 0] / (1 - share[:, 0])
+    assert_close(share, share[:, :1].expand_as(share), rtol=1e-6, atol=0)
+    if classes == MAX_EXACT_CLASSES:
+        assert_close(used, exact, rtol=1e-9, atol=0)
+    else:
+        assert 1e-3 < float((used / exact - 1).abs().mean()) < 0.3
 
 
 def test_alpha_zero_is_the_model() -> None:

@@ -96,7 +96,7 @@ _VERBS: Mapping[str, tuple[Verb, Verb]] = {
 SUITE = Suite(
     "classes",
     "cost per example of a ResNet-18 with 10, 100 and 1,000 classes. Up to 32 classes every label is evaluated. "
-    "Beyond, predictions use two probes and bounded complexity 17 labels. The form of the paper and exact bounded "
+    "Beyond, predictions use 3 labels and bounded complexity 17. The form of the paper and exact bounded "
     "complexity evaluate every label; they are timed on few examples.",
     minutes=20,
     sections=(

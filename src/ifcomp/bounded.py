@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ifcomp import complexity
-from ifcomp.curvature.labels import chosen_cotangents, draw_labels, label_residuals, squared_residuals
+from ifcomp.curvature.labels import draw_labels
 from ifcomp.data.batches import Batch
-from ifcomp.prediction import MAX_EXACT_CLASSES
+from ifcomp.label_samples import evaluate_top, influence_of, label_passes
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 
 #: Number of labels that are sampled beside the most probable one: 17 backward passes, worth 35 forward passes.
@@ -31,16 +31,6 @@ class BoundedComplexity:
     error: Tensor
 
 
-def sampled_labels(classes: int, exact: bool = False) -> int | None:
-    """Number of labels to sample; None evaluates all labels, up to `MAX_EXACT_CLASSES` or on request."""
-    return None if exact or classes <= MAX_EXACT_CLASSES else SAMPLED_LABELS
-
-
-def bounded_cotangents(classes: int, samples: int | None) -> int:
-    """Number of backward passes of `bounded_complexity`."""
-    return classes if samples is None else 1 + samples
-
-
 def evaluate_bounded(evaluation: Evaluation, batches: Iterable[Batch], samples: int | None) -> BoundedComplexity:
     """Bounded complexity of every example; see `bounded_complexity`.
 
@@ -53,7 +43,7 @@ def evaluate_bounded(evaluation: Evaluation, batches: Iterable[Batch], samples: 
     def step(microbatch: Microbatch) -> BoundedComplexity:
         return bounded_complexity(evaluation, microbatch, samples)
 
-    cotangents = bounded_cotangents(evaluation.factors.num_classes, samples)
+    cotangents = label_passes(evaluation.factors.num_classes, samples)
     parts = list(evaluate(evaluation, batches, cotangents, step, work="bounded complexity"))
     return BoundedComplexity(*(torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error")))
 
@@ -66,8 +56,8 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
     numbers, given by the seed of the fit, for every example. So an example has the same value in every batch, and the
     errors of similar examples are not independent.
 
-    The control variate takes the influence of the last layer for every label, and assumes that the influence of the
-    other layers is proportional to ``|p - e_y|^2``. The most probable label gives the constant.
+    A label is drawn with a probability that grows with ``sqrt(c (1 - c))`` for its approximate hindsight probability c:
+    the approximation has the largest error between 0 and 1.
 
     Args:
         evaluation: The recorded model and its curvature.
@@ -80,27 +70,12 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
         influence = label_influence(microbatch)
         value = complexity.bounded_complexity(log_probability, influence, mean_influence)
         return BoundedComplexity(value, torch.zeros_like(value))
-    probability, top = microbatch.probability, log_probability.argmax(1)
-    of_top = _influence(microbatch, top.unsqueeze(1))
-    control = _approximate_influence(microbatch, top, of_top[:, 0])
-    approximate = complexity.approximate_hindsight(log_probability, control, mean_influence)
-    drawn = draw_labels(complexity.label_chances(approximate, top), samples, evaluation.factors.settings.seed)
-    labels = torch.cat([top.unsqueeze(1), drawn], 1)
-    influence = torch.cat([of_top, _influence(microbatch, drawn)], 1)
-    excess, error = complexity.sampled_excess(log_probability, labels, influence, approximate, mean_influence)
+    top = evaluate_top(microbatch)
+    approximate = complexity.approximate_hindsight(log_probability, top.control, mean_influence)
+    chances = complexity.label_chances((approximate * (1 - approximate)).sqrt(), top.label)
+    drawn = draw_labels(chances, samples, evaluation.factors.settings.seed)
+    labels = torch.cat([top.label.unsqueeze(1), drawn], 1)
+    influence = torch.cat([top.influence, influence_of(microbatch, drawn)], 1)
+    excess, error = complexity.sampled_excess(log_probability, labels, influence, approximate, chances, mean_influence)
     excess = excess.clamp_min(0)
     return BoundedComplexity(excess.log1p(), error / (1 + excess))
-
-
-def _influence(microbatch: Microbatch, labels: Tensor) -> Tensor:
-    """Influence of labels [B, C] of each example, [B, C]."""
-    return microbatch.check_finite(microbatch.evaluator.quadratic(chosen_cotangents(microbatch.probability, labels)))
-
-
-def _approximate_influence(microbatch: Microbatch, top: Tensor, influence_of_top: Tensor) -> Tensor:
-    """Influence of every label from that of the last layer and of the most probable label, [B, K]."""
-    probability, index = microbatch.probability, top.unsqueeze(1)
-    last = microbatch.evaluator.last_layer(label_residuals(probability, top), top)
-    sizes = squared_residuals(probability)
-    rest = (influence_of_top.unsqueeze(1) - last.gather(1, index)).clamp_min(0) / sizes.gather(1, index)
-    return last + torch.nan_to_num(rest, 0.0, 0.0, 0.0) * sizes

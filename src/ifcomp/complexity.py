@@ -26,7 +26,7 @@ LABEL_ADDED_PROBABILITY = 0.5
 #: (experiments/ood_defaults/results).
 BOUNDED_ADDED_PROBABILITY = 0.003
 
-#: Share of the label samples of `sampled_excess` that is uniform. It bounds the terms of labels whose approximation is far
+#: Share of the label samples that is uniform. It bounds the terms of labels whose approximation is far
 #: too small.
 _UNIFORM_SHARE = 0.1
 
@@ -195,22 +195,43 @@ def approximate_hindsight(
     return torch.sigmoid(hindsight_log_odds(label_log_odds(log_probability), control, weight))
 
 
-def label_chances(approximate: Tensor, top: Tensor) -> Tensor:
-    """Probabilities ``q_y`` with which `sampled_excess` draws each label, [B, K]; 0 for the most probable label.
-
-    They are ``0.9 w_y / sum_z w_z + 0.1 / (K - 1)`` with ``w_y = sqrt(c_y (1 - c_y))``: the error of an approximate
-    probability c is largest between 0 and 1.
+def label_chances(sizes: Tensor, top: Tensor) -> Tensor:
+    """Probabilities ``q_y = 0.9 w_y / sum_z w_z + 0.1 / (K - 1)`` of drawing each label, [B, K]; 0 for the top label.
 
     Args:
-        approximate: c of `approximate_hindsight`, [B, K].
+        sizes: Expected sizes w of the terms of a sum over labels, [B, K].
         top: The most probable label, [B].
     """
-    smallest = torch.finfo(approximate.dtype).tiny
-    sizes = (approximate * (1 - approximate)).clamp_min(smallest).sqrt()
     others = torch.ones_like(sizes).scatter(1, top.unsqueeze(1), 0)
-    sizes = sizes * others
-    shares = (1 - _UNIFORM_SHARE) * sizes / sizes.sum(1, keepdim=True)
-    return shares + _UNIFORM_SHARE / (approximate.shape[1] - 1) * others
+    weights = sizes.clamp_min(torch.finfo(sizes.dtype).tiny) * others
+    shares = (1 - _UNIFORM_SHARE) * weights / weights.sum(1, keepdim=True)
+    return shares + _UNIFORM_SHARE / (sizes.shape[1] - 1) * others
+
+
+def sampled_expected_influence(
+    probability: Tensor, labels: Tensor, influence: Tensor, control: Tensor, chances: Tensor
+) -> Tensor:
+    """Estimate `expected_influence` from a sample of labels, [B].
+
+    The most probable label t is exact. Of the other labels, m are drawn with replacement with probabilities q, and an
+    approximate influence c is the control variate:
+
+        ``E[IF] = p_t IF_t + sum_{y != t} p_y c_y + mean_s(p_s (IF_s - c_s) / q_s)``.
+
+    The estimate is unbiased for any c and q that do not depend on the sample. Negative values are raised to 0.
+
+    Args:
+        probability: p, [B, K].
+        labels: The most probable label, then m drawn labels, [B, 1 + m].
+        influence: IF of these labels, [B, 1 + m].
+        control: Approximate influence c of every label, [B, K].
+        chances: Probabilities q of drawing each label, [B, K].
+    """
+    products = (probability * control).scatter(1, labels[:, :1], 0)
+    exact = probability.gather(1, labels) * influence
+    drawn = labels[:, 1:]
+    terms = (exact[:, 1:] - products.gather(1, drawn)) / chances.gather(1, drawn)
+    return (exact[:, 0] + products.sum(1) + terms.mean(1)).clamp_min(0)
 
 
 def sampled_excess(
@@ -218,24 +239,27 @@ def sampled_excess(
     labels: Tensor,
     influence: Tensor,
     approximate: Tensor,
+    chances: Tensor,
     mean_training_influence: float,
     added_probability: float = BOUNDED_ADDED_PROBABILITY,
 ) -> tuple[Tensor, Tensor]:
     """Estimate ``S - 1`` from a sample of labels, with ``S = sum_y sigmoid(h_y)`` of `bounded_complexity`, [B].
 
-    The most probable label t is exact. Of the other labels, m are drawn with replacement with the probabilities q of
-    `label_chances`, and their approximate hindsight probabilities c are the control variate:
+    The most probable label t is exact. Of the other labels, m are drawn with replacement with probabilities q, and
+    approximate hindsight probabilities c are the control variate:
 
         ``S = sigmoid(h_t) + sum_{y != t} c_y + mean_s((sigmoid(h_s) - c_s) / q_s)``.
 
-    The estimate is unbiased for any c that does not depend on the sample. Its standard error is the standard deviation
-    of the m terms over ``sqrt(m)``; its square is unbiased. ``log S`` has a bias of about ``-Var(S) / (2 S^2)``.
+    The estimate is unbiased for any c and q that do not depend on the sample. Its standard error is the standard
+    deviation of the m terms over ``sqrt(m)``; its square is unbiased. ``log S`` has a bias of about
+    ``-Var(S) / (2 S^2)``.
 
     Args:
         log_probability: log p, [B, K].
         labels: The most probable label, then m drawn labels, at least two, [B, 1 + m].
         influence: IF of these labels, [B, 1 + m].
         approximate: c of `approximate_hindsight`, [B, K].
+        chances: Probabilities q of drawing each label, [B, K].
         mean_training_influence: Mean of E[IF] over the training data.
         added_probability: Mean of ``alpha/n E[IF]`` over the training data; sets alpha.
 
@@ -245,8 +269,7 @@ def sampled_excess(
     weight, log_odds = added_probability / mean_training_influence, label_log_odds(log_probability)
     hindsight = hindsight_log_odds(log_odds.gather(1, labels), influence, weight)
     top, drawn = labels[:, :1], labels[:, 1:]
-    chances = label_chances(approximate, labels[:, 0]).gather(1, drawn)
-    terms = (torch.sigmoid(hindsight[:, 1:]) - approximate.gather(1, drawn)) / chances
+    terms = (torch.sigmoid(hindsight[:, 1:]) - approximate.gather(1, drawn)) / chances.gather(1, drawn)
     total = approximate.scatter(1, top, 0).sum(1) + terms.mean(1)
     return total - torch.sigmoid(-hindsight[:, 0]), terms.std(1) / drawn.shape[1] ** 0.5
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ifcomp._version import __version__
-from ifcomp.bounded import bounded_complexity, bounded_cotangents, sampled_labels
+from ifcomp.bounded import SAMPLED_LABELS, bounded_complexity
 from ifcomp.curvature.factors import Factors
 from ifcomp.curvature.reference import unit_rows
 from ifcomp.data.batches import Batch
 from ifcomp.distributed import gather_rows, shard_batches
 from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
+from ifcomp.label_samples import label_passes, label_samples
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
 from ifcomp.tasks.ood import Floats, check_members
 from ifcomp.tasks.ood_rule import OODRule
@@ -89,7 +90,7 @@ class MemberScorer:
             batches: Inputs.
             members: Names in `ifcomp.tasks.ood.MEMBERS`.
         """
-        cotangents = bounded_cotangents(self._classes, self._samples) if "complexity" in members else 1
+        cotangents = label_passes(self._classes, self._samples) if "complexity" in members else 1
 
         def step(microbatch: Microbatch) -> pd.DataFrame:
             return self._rows(microbatch, members)
@@ -127,7 +128,7 @@ class MemberScorer:
     @property
     def _samples(self) -> int | None:
         """Number of sampled labels of bounded complexity; None evaluates all labels."""
-        return sampled_labels(self._classes)
+        return label_samples(self._classes, SAMPLED_LABELS)
 
 
 def build_rule(

@@ -11,13 +11,11 @@ from torch import Tensor
 from ifcomp import complexity
 from ifcomp.curvature.labels import probabilities
 from ifcomp.data.batches import Batch
-from ifcomp.scoring import Evaluation, Microbatch, evaluate, expected_influence, label_influence
+from ifcomp.label_samples import label_passes, label_samples, sampled_expected_influence
+from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 
-#: Largest number of classes for which E[IF] is the exact sum over all labels.
-MAX_EXACT_CLASSES = 32
-
-#: Number of probes that estimate E[IF] beyond `MAX_EXACT_CLASSES`.
-EXPECTATION_PROBES = 2
+#: Number of labels that estimate E[IF] beside the most probable one if there are many: 3 backward passes.
+EXPECTATION_SAMPLES = 2
 
 #: Mean of ``alpha/n E[IF]`` over the training data that sets the default alpha of predictions. On networks that are
 #: calibrated without it, 0.01 raises the NLL of test data by up to 0.09 nats, and 1e-4 by less than 0.001.
@@ -27,11 +25,6 @@ DEFAULT_ADDED_PROBABILITY = 1e-4
 def alpha_of_added_probability(evaluation: Evaluation, added_probability: float) -> float:
     """Alpha for which the mean of ``alpha/n E[IF]`` over the training data is ``added_probability``."""
     return added_probability * evaluation.factors.count / (evaluation.effective_parameters or 1.0)
-
-
-def expectation_probes(classes: int) -> int | None:
-    """Number of probes that estimate E[IF]; None for the exact sum over all labels."""
-    return None if classes <= MAX_EXACT_CLASSES else EXPECTATION_PROBES
 
 
 def distributions(
@@ -49,7 +42,7 @@ def distributions(
         keep_argmax: Spread the added probability evenly over the labels.
     """
     count, classes = evaluation.factors.count, evaluation.factors.num_classes
-    probes = expectation_probes(classes) if keep_argmax else None
+    samples = label_samples(classes, EXPECTATION_SAMPLES, exact=not keep_argmax)
 
     def step(microbatch: Microbatch) -> Tensor:
         microbatch = at_temperature(microbatch, inverse_temperature)
@@ -58,10 +51,10 @@ def distributions(
         if not keep_argmax:
             influence = label_influence(microbatch)
             return complexity.pnml_distribution(microbatch.probability, influence, count, alpha)
-        expected = expected_influence(microbatch, probes, evaluation.factors.settings.seed).value
+        expected = _expected_influence(microbatch, samples, evaluation.factors.settings.seed)
         return complexity.argmax_keeping_distribution(microbatch.probability, expected, count, alpha)
 
-    return torch.cat(list(evaluate(evaluation, batches, probes or classes, step)))
+    return torch.cat(list(evaluate(evaluation, batches, label_passes(classes, samples), step)))
 
 
 def logits_and_influence(
@@ -75,15 +68,22 @@ def logits_and_influence(
         inverse_temperature: ``1/T``.
     """
     classes = evaluation.factors.num_classes
-    probes = expectation_probes(classes)
+    samples = label_samples(classes, EXPECTATION_SAMPLES)
 
     def step(microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         microbatch = at_temperature(microbatch, inverse_temperature)
-        expected = expected_influence(microbatch, probes, evaluation.factors.settings.seed).value
+        expected = _expected_influence(microbatch, samples, evaluation.factors.settings.seed)
         return microbatch.logits.cpu(), expected.cpu()
 
-    logits, expected = zip(*evaluate(evaluation, batches, probes or classes, step), strict=True)
+    logits, expected = zip(*evaluate(evaluation, batches, label_passes(classes, samples), step), strict=True)
     return torch.cat(logits), torch.cat(expected)
+
+
+def _expected_influence(microbatch: Microbatch, samples: int | None, seed: int) -> Tensor:
+    """E[IF] from all labels, or from the most probable label and sampled labels, [B]."""
+    if samples is None:
+        return complexity.expected_influence(microbatch.probability, label_influence(microbatch))
+    return sampled_expected_influence(microbatch, samples, seed)
 
 
 def at_temperature(microbatch: Microbatch, inverse_temperature: float) -> Microbatch:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ifcomp._version import __version__
 from ifcomp.auditing import first_labelled, read_evidence, with_known_names
-from ifcomp.bounded import evaluate_bounded, sampled_labels
+from ifcomp.bounded import SAMPLED_LABELS, evaluate_bounded
 from ifcomp.curvature.factors import (
     Damping,
     Factors,
@@ -54,6 +54,7 @@ from ifcomp.explanation import Explanation, explain
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
+from ifcomp.label_samples import label_samples
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
 from ifcomp.layers.threads import exclusive
@@ -221,7 +222,8 @@ class IFComp(FittedState):
         """The pNML distribution, [B, K]; calibrated after `calibrate`.
 
         The default form ``(p + c/K) / (1 + c)`` with ``c = alpha/n E[IF]`` never changes the predicted class and needs
-        E[IF] only: all labels up to 32 classes, two probes beyond. Cost: 1 + 2K or 5 forward passes.
+        E[IF] only: all labels up to 32 classes; beyond, the predicted label and two sampled labels. Cost: 1 + 2K or 7
+        forward passes.
 
         Args:
             x: Inputs.
@@ -454,12 +456,13 @@ class IFComp(FittedState):
             x: Inputs.
             exact: Evaluate all labels for any number of classes.
             return_error: Return the standard error of the value as well, in nats, [B]; 0 if all labels are evaluated.
-                It is correct on average over samples, and too small if a few labels that were not sampled dominate S.
+                Its square is correct on average over samples.
             damping: Overrides the damping of the predictor.
         """
         batch = replace(self._batch(x), labels=None)
         evaluation = self._evaluation(batch, damping)
-        bounded = evaluate_bounded(evaluation, [batch], sampled_labels(evaluation.factors.num_classes, exact))
+        samples = label_samples(evaluation.factors.num_classes, SAMPLED_LABELS, exact)
+        bounded = evaluate_bounded(evaluation, [batch], samples)
         return (bounded.value, bounded.error) if return_error else bounded.value
 
     def stochastic_complexity(

@@ -145,7 +145,8 @@ def _margins(lifts: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the share of the given label minus the largest share of another label, [n]. Overwrites lifts [n, K]."""
     total, given = lifts.sum(1), np.take_along_axis(lifts, labels[:, None], 1)[:, 0]
     np.put_along_axis(lifts, labels[:, None], -np.inf, 1)
-    return np.divide(given - lifts.max(1), total, out=np.zeros(len(total)), where=total > 0)
+    result: np.ndarray = np.divide(given - lifts.max(1), total, out=np.zeros(len(total)), where=total > 0)
+    return result
 
 
 def mix(members: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
