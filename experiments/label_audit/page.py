@@ -30,37 +30,37 @@ SCORES = (
 COLUMNS = (*SCORES, "5-fold cleanlab", "audit")
 INTRODUCTION = """# Label audits of memorised networks
 
-Most networks here are trained until they predict most or all of their labels, including the wrong ones. The tables have
-the AUROC of wrong labels in percent, as means over seeds; for the audit also the standard deviation over seeds. The
-best score of a row is bold. A dash means that a score was not run. *Memorised wrong* is the share of wrong labels that
-the network predicts.
+Most networks here are trained until they predict most or all of their labels, including the wrong ones. The tables
+have the AUROC of wrong labels in percent, as means over seeds; for the audit also the standard deviation over seeds.
+The best score of a row is bold. A dash means that a score was not run. *Memorised wrong* is the share of wrong labels
+that the network predicts.
 
 - *Loss*, *margin*, *EL2N* and *in-sample cleanlab* use the output of the network, *label complexity* also its
   curvature. Label complexity is fitted and measured on 500 examples for ResNets, 1,500 for LeNets and 2,000 for pairs.
 - *Raw* and *penultimate neighbours* are the shares of other labels among 50 neighbours, by raw inputs and by
   penultimate features.
-- *5-fold cleanlab* trains five more networks of the same kind, each stopped early: at its best validation accuracy
-  for images, at its smallest loss on a tenth of its data for tables and texts. It flags labels by confident learning.
+- *5-fold cleanlab* trains five more networks of the same kind, each stopped early: at its best validation accuracy for
+  images, at its smallest loss on a tenth of its data for tables and texts. It flags labels by confident learning.
   *5-fold ranked F1* applies the selection rule of the audit to the same probabilities.
 - *Audit* is `IFComp.audit` with its defaults: no training, two forward passes.
 
 The stages are *early* (smallest validation loss), *half* (half of the wrong labels are memorised), *last* (end of
 training) and *held-out*: labels that the network of the early or last stage was not trained on. The defaults of the
-audit were chosen on the development tasks. An earlier version of the audit was run on some test tables (optdigits, texture,
-magic, splice); its figures were deleted unread. During a review, 5-fold figures of these tables and stored networks of
-CIFAR-10 with `worse` labels were seen; after that the fold networks of images were chosen by accuracy. The commands are
-`python -m experiments.label_audit.train`, `.run`, `.ablation` and `.page`.
+audit were chosen on the development tasks. An earlier version of the audit was run on some test tables (optdigits,
+texture, magic, splice); its figures were deleted unread. During a review, 5-fold figures of these tables and stored
+networks of CIFAR-10 with `worse` labels were seen; after that the fold networks of images were chosen by accuracy. The
+commands are `python -m experiments.label_audit.train`, `.run`, `.ablation` and `.page`.
 
 In short: on every image and table task but one, at every stage, the audit is at or above the loss and, where it was
-run, 5-fold cleanlab. With fold networks chosen by the smallest validation loss, 5-fold cleanlab has 96.4 instead of 96.1 on
-Fashion-MNIST with symmetric noise, 0.1 above the audit at the half stage; with asymmetric noise it loses 1.6 to 2.6.
-Where the audit fails:
+run, 5-fold cleanlab. With fold networks chosen by the smallest validation loss, 5-fold cleanlab has 96.4 instead of
+96.1 on Fashion-MNIST with symmetric noise, 0.1 above the audit at the half stage; with asymmetric noise it loses 1.6
+to 2.6. Where the audit fails:
 
-- **CIFAR-10 with data-dependent labels**, 60 % of them wrong. The wrong labels are a function of the image, so they are
-  easier to predict than the correct ones. Nearly every score is below chance, the audit further than the loss.
-- **Movie reviews** (text-mr). The words alone predict 57 % of the labels, and all layers have memorised them. The audit
-  ranks labels better than the loss and 5-fold cleanlab (two seeds), by 7 points each, but flags none; its headline
-  recommends a reference.
+- **CIFAR-10 with data-dependent labels**, 60 % of them wrong. The wrong labels are a function of the image, so they
+  are easier to predict than the correct ones. Nearly every score is below chance, the audit further than the loss.
+- **Movie reviews** (text-mr). The words alone predict 57 % of the labels, and all layers have memorised them. The
+  audit ranks labels better than the loss and 5-fold cleanlab (two seeds), by 7 points each, but flags none; its
+  headline recommends a reference.
 - **The noise rate** of CIFAR-10 is too high, 28 % instead of 17 % for `random1`: hard images are contradicted too.
 - At 40 % and 60 % wrong labels the network with the smallest validation loss is that of the first epoch. With its
   features the audit has 78 to 80.
