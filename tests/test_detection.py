@@ -332,6 +332,6 @@ def test_digits_and_inverted_digits() -> None:
     assert (table.ood_scores > gate.threshold).mean() > 0.9
     assert table.comparison is not None
     aurocs = table.comparison.set_index("score")["auroc"]
-    assert aurocs["ours"] > 0.97
-    assert list(aurocs.index) == ["ours", *MEMBERS, "max softmax"]
+    assert aurocs["joined"] > 0.97
+    assert list(aurocs.index) == ["joined", *MEMBERS, "max softmax"]
     assert gate.table([images[1300:]]).comparison is None

@@ -31,7 +31,7 @@ def read_evidence(
         model: The classifier.
         data: Labelled data to audit.
         reference: Labelled data of the predictors. None leaves each audited example out instead.
-        limit: Bytes that tensors may take beside model and data.
+        limit: Memory limit of the tensors of a forward pass, in bytes.
         seed: Seed of projections and samples.
         progress: Show a progress bar; None shows it on terminals.
     """
@@ -64,7 +64,7 @@ def first_labelled(data: Data, reader: str, name: str) -> Batch:
 
 
 def with_known_names(audit: LabelAudit, data: Data) -> LabelAudit:
-    """Add the names of classes and examples that the data knows, if there is one per class and one per example."""
+    """Add the names of classes and examples of the data, if there is one per class and one per example."""
     classes = data.class_names if len(data.class_names or ()) == audit.pred_probs.shape[1] else None
     names = None if data.example_names is None else data.example_names()
     return audit.with_names(classes, names if len(names or ()) == len(audit.frame) else None)

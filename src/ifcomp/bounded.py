@@ -14,7 +14,7 @@ from ifcomp.data.batches import Batch
 from ifcomp.label_samples import evaluate_top, influence_of, label_passes
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 
-#: Number of labels that are sampled beside the most probable one: 17 backward passes, worth 35 forward passes.
+#: Number of labels that are sampled in addition to the most probable one: 17 backward passes, worth 35 forward passes.
 SAMPLED_LABELS = 16
 
 

@@ -60,10 +60,10 @@ class MemberScorer:
 
         Args:
             members: Names in `ifcomp.tasks.ood.MEMBERS`.
-            is_default: Whether they are the default, which leaves out neighbours without an error.
+            is_default: Whether they are the default. It leaves out neighbours with a warning.
 
         Raises:
-            ModelError: If neighbours are not a default and the model has no penultimate features.
+            ModelError: If the user named neighbours and the model has no penultimate features.
             NotFittedError: If the factors have no reference set although the model has penultimate features.
         """
         if "neighbours" not in members:

@@ -1,4 +1,4 @@
-"""Errors and warnings of the library. Every message names what was given, what is allowed and what to do."""
+"""Errors and warnings of the library. Every message contains the given value, what is allowed and the remedy."""
 
 
 class IfcompError(Exception):
@@ -6,7 +6,7 @@ class IfcompError(Exception):
 
 
 class IfcompWarning(UserWarning):
-    """Results are computed, but are probably not what the user wants."""
+    """Warning: results are computed, but are probably not what the user wants."""
 
 
 class SettingError(IfcompError, ValueError):

@@ -45,7 +45,7 @@ def test_known_ood_inputs_are_compared_with_simple_scores(run: Project) -> None:
     arguments = ("ood", "run.ifcomp", "npz:valid.npz", "--held-out", "npz:unlabelled.npz", "--ood", "npz:inverted.npz")
     content = run_json(*arguments)
     rows = {row["score"]: row["auroc"] for row in content["comparison"]}
-    assert list(rows) == ["ours", *MEMBERS, "max softmax"]
+    assert list(rows) == ["joined", *MEMBERS, "max softmax"]
     logits = [run.network()(run.arrays(name)[0]).detach() for name in ("valid", "inverted")]
     is_ood = torch.arange(200) >= 100
     expected = auroc(-torch.cat(logits).softmax(1).amax(1).double(), is_ood)

@@ -178,15 +178,15 @@ def test_comparison_names_the_best_score() -> None:
     rule = rule_of()
     inside, outside = frame_of([1, 2], [1, 2], [0.1, 0.2]), frame_of([8, 9], [0, 1.5], [0.15, 0.3])
     comparison = compare_scores(compared_scores(rule, inside), compared_scores(rule, outside))
-    assert comparison["score"].tolist() == ["ours", "complexity", "energy", "max softmax"]
+    assert comparison["score"].tolist() == ["joined", "complexity", "energy", "max softmax"]
     assert comparison["auroc"].tolist() == [1.0, 1.0, 0.25, 0.75]
     scores = rule.join(inside)
     frame = pd.DataFrame({"index": [0, 1], "prediction": [3, 4], "confidence": [0.9, 0.8], "score": scores})
     frame = frame.assign(complexity=[1, 2], energy=[1, 2], is_ood=[False, True])
     table = OODTable(frame, rule, comparison, rule.join(outside))
-    assert table.best == "ours"  # equal to complexity
+    assert table.best == "joined"  # equal to complexity
     assert table.flagged["index"].tolist() == [1]
-    assert "best score: ours, AUROC in percent: ours 100.0, complexity 100.0, energy 25.0" in repr(table)
+    assert "best score: joined, AUROC in percent: joined 100.0, complexity 100.0, energy 25.0" in repr(table)
     assert "max softmax 75.0" in table.headline
     assert "<table" in table._repr_html_()
     assert table.descriptions.keys() == set(frame.columns)

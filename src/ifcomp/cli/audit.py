@@ -74,9 +74,9 @@ def audit(
 
     No fit is needed: ifcomp audit --model net:build --weights net.safetensors --data npz:train.npz
 
-    Predictors on every layer predict each label from the other examples. Layers that have memorised the labels get
-    little weight. The score is log p(suggested) - log p(label) of the pooled predictions in nats; larger = more
-    suspicious. With a run the table also has label complexity.
+    Predictors on up to eight layers and the input predict each label from the other examples. Layers that have
+    memorised the labels get little weight. The score is log p(suggested) - log p(label) of the pooled predictions in
+    nats; larger = more suspicious. With a run the table also has label complexity.
     """
     from ifcomp.cli.cache import open_cache
     from ifcomp.cli.report import write_report

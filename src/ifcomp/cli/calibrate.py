@@ -40,8 +40,8 @@ def calibrate(
 ) -> Outcome:
     """Choose temperature and alpha on held-out data so that confidence matches accuracy.
 
-    Half of HELD_OUT, and the shifted data, choose them; the other half is for prediction sets. The calibration is
-    stored in the run, for 'ifcomp predict'.
+    They are chosen on a random half of HELD_OUT and on the shifted data; the other half is for prediction sets. The
+    calibration is stored in the run, for 'ifcomp predict'.
     """
     from ifcomp.cli.run import check_labelled, open_run
     from ifcomp.tasks.calibration import plot_reliability
@@ -51,7 +51,7 @@ def calibrate(
         check_target(figure, FIGURE_SUFFIXES)
     run = open_run(path, model)
     if run.is_training_data(held_out):
-        raise SettingError(f"The model was trained on '{held_out}', where it is right more often. Name held-out data.")
+        raise SettingError(f"The model was trained on '{held_out}', where it is more accurate. Name held-out data.")
     sources = [run.open_data(spec, reading) for spec in (held_out, shifted) if spec is not None]
     for source in sources:
         check_labelled(source)

@@ -210,9 +210,7 @@ def ifcomp(
     quiet: Quiet = False,
     version: options.Version = False,
 ) -> None:
-    """Find wrong labels and out-of-distribution inputs, and calibrate predictions, from one fit of a trained
-    classifier's curvature.
-    """
+    """Find wrong labels, detect out-of-distribution inputs and calibrate the predictions of a trained classifier."""
 
 
 def _register(function: Callable[..., Any], epilog: str) -> None:

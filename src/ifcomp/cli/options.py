@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Default = TypeVar("Default", bound="Damping | None")
 
 MODEL_FORM = "package.module:factory, a function without arguments; modules in the current folder are found"
-DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE, such a path alone, or package.module:factory"
+DATA_FORM = "digits, npz:FILE, folder:DIR, parquet:FILE, csv:FILE, a path without prefix, or package.module:factory"
 _DATA, _MODEL = "Data", "Model and run"
 
 #: Largest number of classes for which ``--fisher auto`` is exact. The exact Fisher has no sampling error, but its cost
@@ -197,11 +197,12 @@ class DataOptions:
     mean: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,C", help="Subtracted from the channels, which are in 0 ... 1.", rich_help_panel=_DATA
+            metavar="A,B,C", help="Mean per channel, to subtract; channels are in 0 ... 1.", rich_help_panel=_DATA
         ),
     ] = None
     std: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Divides the channels after that.", rich_help_panel=_DATA)
+        str | None,
+        typer.Option(metavar="A,B,C", help="Standard deviation per channel, to divide by.", rich_help_panel=_DATA),
     ] = None
     label_column: LabelColumn = None
     feature_columns: Annotated[
@@ -215,7 +216,7 @@ class DataOptions:
     ] = None
 
     def parse(self) -> SourceOptions:
-        """Return the options for `ifcomp.data.opening.open_source`."""
+        """Return the options for `ifcomp.data.sources.open_source`."""
         from ifcomp.data.sources import SourceOptions
 
         return SourceOptions(

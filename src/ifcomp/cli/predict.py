@@ -46,11 +46,11 @@ def predict(
     ] = None,
     free_argmax: Annotated[
         bool,
-        typer.Option("--free-argmax", help="The form of the paper, which can change the predicted class."),
+        typer.Option("--free-argmax", help="Use the form of the paper, which can change the predicted class."),
     ] = False,
     no_labels: Annotated[bool, typer.Option("--no-labels", help="Ignore the labels of the data.")] = False,
 ) -> Outcome:
-    """Predict calibrated probabilities p_0 ... p_K-1, beside the class and confidence of the model.
+    """Predict calibrated probabilities p_0 ... p_K-1, and the class and confidence of the model.
 
     If the data has labels, the metrics of both are printed. Prediction sets need 'ifcomp calibrate'.
     """

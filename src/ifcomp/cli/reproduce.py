@@ -26,8 +26,8 @@ def reproduce(
     preset: Annotated[
         str,
         typer.Option(
-            help="Size of the study: digits (seconds), mnist (minutes), cifar10 or cifar10-resnet56 (hours), paper "
-            "(days, GPUs)."
+            help="Size of the study: digits (seconds), mnist, cifar10 or cifar10-resnet56 (minutes to an hour), "
+            "paper (days, GPUs)."
         ),
     ] = "digits",
     out: Annotated[
@@ -38,7 +38,7 @@ def reproduce(
         bool, typer.Option("--plot-only", help="Only build table and plot from existing results.")
     ] = False,
 ) -> Outcome:
-    """Reproduce a table or figure of the paper, with the paper's numbers beside ours.
+    """Reproduce a table or figure of the paper, with the paper's numbers for comparison.
 
     Needs a checkout of the repository. Data is read from the folder in IFCOMP_DATA, trained networks are stored in the
     folder in IFCOMP_CACHE. An interrupted study resumes when the command is repeated.

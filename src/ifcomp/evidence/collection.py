@@ -22,7 +22,7 @@ from ifcomp.evidence.seeds import seeded_order
 from ifcomp.evidence.storage import MEMORY_BYTES, allocate
 from ifcomp.progress import track
 
-#: Principal components in which neighbours are searched.
+#: Number of principal components in which neighbours are searched.
 COMPONENTS = 128
 
 #: Largest number of examples among which neighbours are searched.
@@ -67,7 +67,7 @@ def collect_evidence(
         data: Labelled data with the same order in both passes.
         reference: Labelled data on which predictors are fitted; None fits them leave-one-out on ``data``.
         seed: Seed of projections and samples.
-        memory_bytes: Memory limit in bytes, for features and for distributions. Larger ones are in temporary files.
+        memory_bytes: Memory limit of features and of distributions, in bytes each. Larger ones are in temporary files.
         max_reference: Largest number of examples among which neighbours are searched. More are sampled.
         progress: Show progress bars; None shows them on terminals.
     """

@@ -15,7 +15,7 @@ from ifcomp.distributed import all_gather_objects, all_reduce_sum
 #: Largest number of features of one layer. More are projected to at most this number.
 MAX_FEATURES = 1000
 
-#: Largest number of elements of a sketch. Features of more than 2^24 / 1000 dimensions are projected to fewer.
+#: Largest number of elements of a sketch. More than 2^24 / 1000 features are projected to fewer than `MAX_FEATURES`.
 _SKETCH_ELEMENTS = 2**24
 
 #: Standard deviation relative to the largest magnitude below which a feature counts as constant.

@@ -24,7 +24,7 @@ _SCALES = tuple(2.0**power for power in range(-1, 6))
 #: Largest number of steps beyond the edge of a grid.
 _MAX_EXTENSION = 4
 
-#: Largest number of predictions on which ridge and scale are chosen, and smallest number of examples if there are more.
+#: Ridge and scale are chosen on a sample with at most this number of predictions, but at least this number of examples.
 _CHOICE_ELEMENTS, _MIN_CHOICE = 200_000, 2_000
 
 #: Smallest ``1 - h`` of leave-one-out predictions, as a multiple of the rounding error of the features.

@@ -33,20 +33,20 @@ _MIN_PROBABILITY = 1e-6
 #: Smallest weight of the members that carry the pool. The largest weight is 1.
 _CARRYING = 0.1
 
-#: Number of members that carry the pool, below which a warning is given.
+#: Number of members that carry the pool below which there is a warning.
 _MIN_CARRYING = 3
 
 #: `LabelAudit.memorised` above which the headline mentions memorised labels.
 _MEMORISED = 0.05
 
-#: Echo of the softmax above which the model has memorised labels. Below it the model may only be more accurate than its
+#: Echo of the softmax above which the model has memorised labels. Otherwise it may only be more accurate than its
 #: layers.
 _CLEAR_ECHO = 0.5
 
-#: Share of contradicted labels above which preprocessing, weights or the order of the classes are probably wrong.
+#: Share of contradicted labels above which preprocessing, weights or order of classes are probably wrong.
 _MOSTLY_CONTRADICTED = 0.5
 
-#: `LabelAudit.memorised` below which these are probably wrong, too: the layers are more accurate than the output.
+#: `LabelAudit.memorised` below which they are probably wrong, too: the layers are more accurate than the output.
 _LESS_THAN_LAYERS = -0.2
 
 #: Description of every column of `LabelAudit.frame`.
@@ -60,8 +60,8 @@ DESCRIPTIONS = {
     "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
-    "is_suspect": "whether the label is a suspect: positive score, among the largest; the noise rate sets their number",
-    "label_complexity": "stochastic complexity of the given label against the suggestion of the model, in nats",
+    "is_suspect": "whether the label is a suspect: a positive score among the largest; the noise rate limits their number",
+    "label_complexity": "stochastic complexity in nats; the model's most probable other label is the only alternative",
 }
 
 
@@ -81,8 +81,8 @@ class LabelAudit(TableResult):
         evidence: Distributions of all members, and nearest neighbours per layer.
         settings: Settings of the audit.
         influential: Training examples that most support and most contradict the labels of the first 50 suspects, as
-            in `IFComp.explain`: suspect, role, rank, index, label and effect. None without a fit on this data, without
-            suspects, in several processes, and for inputs of different shapes.
+            in `IFComp.explain`: suspect, role, rank, index, label and effect. None without a fit on as many examples,
+            without suspects, in several processes, and for inputs of different shapes.
     """
 
     frame: pd.DataFrame
@@ -231,7 +231,7 @@ class LabelAudit(TableResult):
 
     @property
     def answer(self) -> str:
-        """Number of suspects, noise rate and memorised share."""
+        """Number of suspects, noise rate and `memorised`, at least 0."""
         return (
             f"{len(self.suspects):,} suspects among {len(self.frame):,} labels, noise rate {self.noise_rate:.1%}, "
             f"memorised {max(0.0, self.memorised):.1%}"

@@ -36,7 +36,7 @@ Spacing = Literal["mass", "width"]
 #: Number of bins, as in the paper.
 BINS = 20
 
-#: Largest deviation of a row of probabilities from a sum of 1; float32 over a thousand classes is far closer.
+#: Largest deviation of a row of probabilities from a sum of 1. In float32 with a thousand classes it is far smaller.
 SUM_TOLERANCE = 1e-3
 
 

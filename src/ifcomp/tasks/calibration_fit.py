@@ -33,7 +33,7 @@ FOLDS = 5
 #: Smallest number of held-out examples, and the number below which a warning is given.
 MIN_EXAMPLES, FEW_EXAMPLES = 40, 200
 
-#: Smallest probability whose logarithm is compared.
+#: Smaller probabilities are raised to this value before the logarithm.
 _SMALLEST = 1e-300
 
 
@@ -154,9 +154,7 @@ def fit_calibration(
 
 
 def choose_form(distributions: Mapping[str, Floats], labels: Integers) -> str:
-    """Return the form to use, from the simplest on: a later one if its NLL is smaller by more than chance.
-
-    That is, the mean difference of ``-log p_y`` exceeds its standard error over the examples.
+    """Return the simplest form whose NLL no later form improves by more than the standard error of the difference.
 
     Args:
         distributions: Cross-validated distributions by form, [N, K] each, from the simplest to the most general.

@@ -19,8 +19,8 @@ from ifcomp.tasks.ood_rule import OODRule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Name of the detector's score in comparisons, and of the maximum softmax probability.
-OURS, MAX_SOFTMAX = "ours", "max softmax"
+#: Names in comparisons: the joined score of the detector, and the maximum softmax probability.
+JOINED, MAX_SOFTMAX = "joined", "max softmax"
 
 #: Largest number of rows of the HTML representation.
 _MAX_ROWS = 10
@@ -66,7 +66,7 @@ class OODTable:
 
     @property
     def ranked(self) -> pd.DataFrame:
-        """All rows, most surprising first. Beyond all held-out inputs scores are equal; members decide their order."""
+        """All rows, most surprising first. Members decide between equal scores, such as those above all held-out ones."""
         members = [name for name in self.rule.members if name in self.frame.columns]
         return self.frame.sort_values(["score", *members], ascending=False, kind="stable")
 
@@ -82,7 +82,7 @@ class OODTable:
 
     @property
     def best(self) -> str | None:
-        """Name of the score with the largest AUROC, rounded to 0.1 %; "ours" if equal. None without known OOD data."""
+        """Name of the score with the largest AUROC in percent to one decimal; "joined" if equal. None without OOD data."""
         if self.comparison is None:
             return None
         return str(self.comparison["score"][int(self.comparison["auroc"].round(3).argmax())])
@@ -98,7 +98,7 @@ class OODTable:
         if self.comparison is None or self.ood_scores is None:
             return text
         detected = float((self.ood_scores > self.threshold).mean())
-        advice = "" if self.best in (OURS, MAX_SOFTMAX) else f" score={self.best!r} uses it alone."
+        advice = "" if self.best in (JOINED, MAX_SOFTMAX) else f" score={self.best!r} uses it alone."
         return (
             f"{text} {detected:.1%} of {len(self.ood_scores):,} known OOD inputs are above it. AUROC in percent: "
             f"{self._aurocs()}. The best score is {self.best}.{advice}"
@@ -149,7 +149,7 @@ def compare_scores(inside: Mapping[str, ArrayLike], outside: Mapping[str, ArrayL
 
 def compared_scores(rule: OODRule, frame: pd.DataFrame) -> dict[str, Floats]:
     """Return the scores to compare: the joined score, its members, energy and max softmax, each [N]."""
-    joined = {} if len(rule.members) == 1 else {OURS: rule.join({name: frame[name] for name in rule.members})}
+    joined = {} if len(rule.members) == 1 else {JOINED: rule.join({name: frame[name] for name in rule.members})}
     names: Sequence[str] = tuple(dict.fromkeys((*rule.members, "energy")))
     return {**joined, **{name: frame[name].to_numpy() for name in names}, MAX_SOFTMAX: frame["max_softmax"].to_numpy()}
 

@@ -31,13 +31,13 @@ CHOICE_COVERAGE = 0.95
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 FREE_RANKS = (1, 2, 5)
 
-#: Share by which a penalty must reduce the mean size of sets. Smaller differences are chance.
+#: Smallest share by which a penalty must reduce the mean size of sets to be used.
 MIN_REDUCTION = 0.02
 
 #: Largest number of examples from which penalties are compared. More are sampled.
 _MAX_EXAMPLES = 5_000
 
-#: Rounding errors of ``(n + 1) coverage`` below this do not raise the rank.
+#: Rounding tolerance of ``(n + 1) coverage``.
 _ROUNDING = 1e-9
 
 #: Rounding error of a score. The probabilities of equal inputs differ by rounding between batches. Without a tolerance,
@@ -71,7 +71,7 @@ class SetRule:
         return float(self.scores[rank - 1]) if rank <= len(self.scores) else math.inf
 
     def sets(self, probability: ArrayLike, coverage: float) -> NDArray[np.bool_]:
-        """Which labels are in the set of each example, [N, K]; at least one per example.
+        """Prediction set of each example, [N, K] booleans; at least one label per example.
 
         Args:
             probability: Probabilities, [N, K], from the same distribution as those of the rule.
@@ -99,7 +99,7 @@ def label_scores(probability: ArrayLike, penalty: float, free_ranks: int) -> Flo
 def fit_set_rule(
     probability: ArrayLike, label: ArrayLike, conformal_probability: ArrayLike, conformal_label: ArrayLike
 ) -> SetRule:
-    """Choose the penalty with the smallest sets on tuning examples, then score the conformal examples.
+    """Choose the penalty with the smallest sets on the tuning examples, then score the conformal examples.
 
     Args:
         probability: Probabilities of the tuning examples, [N, K].

@@ -14,7 +14,7 @@ from ifcomp.tasks.metrics import checked_scores
 
 Integers = NDArray[np.int64]
 
-#: Damping of the scores for pruning. With larger damping the error dominates the parametric complexity.
+#: Damping of the scores for pruning. With larger damping the parametric complexity is negligible beside the error.
 PRUNING_DAMPING = Relative(1.0)
 
 #: Tolerance of ``floor(fraction * N)``: 0.29 * 100 is slightly less than 29 in floating point.

@@ -1,4 +1,4 @@
-"""Simple scores of logits: the usual methods, which tables show beside ours.
+"""Simple scores of logits: the usual methods, for comparison.
 
 Every function takes logits f, [N, K], as anything that ``numpy.asarray`` accepts, tensors on the CPU included. Scores
 are float64 arrays [N]; larger = more suspicious. With ``p = softmax(f)`` and labels y:
