@@ -60,7 +60,7 @@ DESCRIPTIONS = {
     "score": "log p(suggested) - log p(label) of the pool in nats; larger = more suspicious",
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
-    "is_suspect": "whether the label is a suspect: a positive score among the largest; the noise rate limits their number",
+    "is_suspect": "whether the label is a suspect: a positive score among the largest; the noise rate sets their limit",
     "label_complexity": "stochastic complexity in nats; the model's most probable other label is the only alternative",
 }
 

@@ -66,7 +66,7 @@ class OODTable:
 
     @property
     def ranked(self) -> pd.DataFrame:
-        """All rows, most surprising first. Members decide between equal scores, such as those above all held-out ones."""
+        """All rows, most surprising first. Members order equal scores, such as those above all held-out scores."""
         members = [name for name in self.rule.members if name in self.frame.columns]
         return self.frame.sort_values(["score", *members], ascending=False, kind="stable")
 
@@ -82,7 +82,7 @@ class OODTable:
 
     @property
     def best(self) -> str | None:
-        """Name of the score with the largest AUROC in percent to one decimal; "joined" if equal. None without OOD data."""
+        """Name of the score with the largest AUROC, to 0.1 %; "joined" if equal. None without known OOD data."""
         if self.comparison is None:
             return None
         return str(self.comparison["score"][int(self.comparison["auroc"].round(3).argmax())])
