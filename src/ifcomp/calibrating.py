@@ -129,6 +129,6 @@ def _expected_influence(
 
 def _too_few(count: int) -> DataError:
     return DataError(
-        f"A calibration needs at least {MIN_EXAMPLES} held-out examples, but got {count}: one half chooses temperature "
-        "and alpha, the other one the size of prediction sets."
+        f"A calibration needs at least {MIN_EXAMPLES} held-out examples, but got {count}: one half is for temperature "
+        "and alpha, the other one for prediction sets."
     )

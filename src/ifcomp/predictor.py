@@ -103,9 +103,9 @@ class IFComp(FittedState):
         >>> print(ifc)
         IFComp(Sequential, fitted on 400 examples, 10 classes, 100 % covered, beta 1)
         >>> x, y = held_out
-        >>> ifc.stochastic_complexity(x, y).shape     # suspicion of labels in nats
+        >>> ifc.stochastic_complexity(x, y).shape     # of labels, in nats
         torch.Size([400])
-        >>> ifc.parametric_complexity(x).shape        # unfamiliarity of inputs in nats
+        >>> ifc.parametric_complexity(x).shape        # of inputs, in nats
         torch.Size([400])
     """
 
@@ -180,8 +180,9 @@ class IFComp(FittedState):
             data: DataLoader, Dataset, arrays ``(X, y)`` or ``X``, table of pandas, data set of Hugging Face, or any
                 re-iterable of batches ``(x, y)``, ``(x,)``, ``x`` or dicts. Only the empirical Fisher uses labels;
                 labels are validated in any case.
-            max_memory: Memory limit of tensors beside model and data, in bytes or as ``"8GB"``. Results are the same up
-                to rounding. None uses microbatches of moderate size and requires only that the factors fit in memory.
+            max_memory: Memory limit of all tensors other than model and data, in bytes or as ``"8GB"``. Results are
+                equal up to rounding. None uses microbatches of moderate size and requires only that the factors fit in
+                memory.
             checkpoint: Saves the accumulators from time to time. After a kill the same call resumes and gives the same
                 bits. The data must come in the same order each time.
             progress: Show a progress bar; None shows it on terminals.
@@ -258,17 +259,17 @@ class IFComp(FittedState):
     def calibrate(self, held_out: Any, shifted: Any = None, *, progress: bool | None = None) -> Calibration:
         """Choose temperature and alpha on held-out data; `predict_proba` and `predict_set` use them from then on.
 
-        A random half of the held-out data chooses the temperature T by the NLL of ``softmax(f / T)``, then alpha by the
-        NLL of the distribution that keeps the argmax. Figures are cross-validated within this half. The softmax is kept
-        unless the NLL is better by more than its standard error. The other half gives the conformal scores of
+        On a random half of the held-out data the temperature T is chosen by the NLL of ``softmax(f / T)``, then alpha
+        by the NLL of the distribution that keeps the argmax. Figures are cross-validated within this half. The softmax
+        is kept unless the NLL is better by more than its standard error. The other half gives the conformal scores of
         `predict_set`. The fitted factors are kept: E[IF] at T uses the logit kernel of the fit, whose Fisher is that at
         ``beta``, not at ``1/T``. This is an approximation. Cost: one forward pass and E[IF] per held-out example.
 
         Args:
             held_out: Labelled data that the model was not trained on, iterated over twice in the same order. At least
                 40 examples, better 200 or more.
-            shifted: Labelled held-out data under the shift that is expected later. It joins the half that chooses
-                temperature and alpha, not the other one.
+            shifted: Labelled held-out data under the shift that is expected later. It is added to the half for
+                temperature and alpha, not to the other one.
             progress: Show progress bars; None shows them on terminals.
 
         Raises:
@@ -413,7 +414,7 @@ class IFComp(FittedState):
         probes: int | None = None,
         damping: Damping | None = None,
     ) -> Tensor:
-        """Unfamiliarity of inputs: ``log(1 + alpha/n E[IF])`` in nats, [B]. Larger is more unfamiliar.
+        """Parametric complexity of inputs, ``log(1 + alpha/n E[IF])`` in nats, [B]. Larger = more surprising.
 
         Args:
             x: Inputs.
@@ -444,8 +445,8 @@ class IFComp(FittedState):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Parametric complexity with hindsight probabilities below 1: ``log S`` between 0 and log K nats, [B].
 
-        ``S`` is the sum of the hindsight probabilities (`ifcomp.complexity.bounded_complexity`). Larger is more
-        unfamiliar. It is also large for confident predictions far from the training data, and alpha follows from the
+        ``S`` is the sum of the hindsight probabilities (`ifcomp.complexity.bounded_complexity`). Larger = more
+        surprising. It is also large for confident predictions far from the training data, and alpha follows from the
         training data. `ood_detector` joins it with other scores.
 
         Up to 32 classes all labels are evaluated. Beyond, S is estimated without bias from the predicted label and 16
@@ -475,7 +476,7 @@ class IFComp(FittedState):
         linearized: bool = False,
         damping: Damping | None = None,
     ) -> Tensor:
-        """Suspicion of labels: error plus parametric complexity (eq. ifcomp_full) in nats, [B].
+        """Stochastic complexity of labels: error plus parametric complexity (eq. ifcomp_full) in nats, [B].
 
         Args:
             x: Inputs.
@@ -574,8 +575,9 @@ class IFComp(FittedState):
     ) -> LabelAudit:
         """Find wrong labels from the evidence of all layers. No fit is needed.
 
-        Two predictors per layer predict the label of every example from the other examples: votes of nearest neighbours
-        and ridge regression. Layers that have memorised the labels get little weight in the pool of these predictors.
+        Two predictors per layer, on the input and up to 8 layers, predict the label of every example from the other
+        examples: votes of nearest neighbours and ridge regression. The pool is the weighted mean of their predictions
+        and the softmax; layers that have memorised the labels get little weight.
         Cost: two forward passes per example, matrix products and a search for neighbours; no backward pass. Together
         this is the time of about 3 forward passes on a ResNet-18 and of 5 on a ResNet-20.
 

@@ -131,8 +131,8 @@ def test_invalid_arguments(arguments: list[str], message: str) -> None:
     ("rows", "message"),
     [
         ("0,relabel,dog,\n12,drop,,\n", "Line 3 of 'd.csv': there is no index 12"),
-        ("0,relabel,dog,\n1,relabel,3,\n", "Line 3 of 'd.csv': '3' is none of the classes"),
-        ("0,relabel,../dog,\n", "Line 2 of 'd.csv': '../dog' is none of the classes"),
+        ("0,relabel,dog,\n1,relabel,3,\n", "Line 3 of 'd.csv': '3' is not one of the classes"),
+        ("0,relabel,../dog,\n", "Line 2 of 'd.csv': '../dog' is not one of the classes"),
         ("0,relabel,dog,\n0,drop,,\n", "Lines 2 and 3 of 'd.csv' decide about the same index 0"),
         ("0,remove,,\n", "the decision must be keep, relabel or drop, but is 'remove'"),
         ("0,drop,,eel\n", "example 0 was 'eel', but is 'cat'"),
@@ -152,7 +152,7 @@ def test_class_names() -> None:
     Path("n.csv").write_text("a,label\n1,2\n2,0\n3,2\n")
     Path("d.csv").write_text(f"{HEADER}0,relabel,dog,eel\n")
     arguments = ("apply", "d.csv", "--data", "csv:n.csv", "--out", "o.csv")
-    check_refused(*arguments, message="'eel' is none of the classes: 0 to 2")
+    check_refused(*arguments, message="'eel' is not one of the classes: 0 to 2")
     run_json(*arguments, "--class-names", "cat,dog,eel")
     assert pd.read_csv("o.csv")["label"].tolist() == [1, 0, 2]
 

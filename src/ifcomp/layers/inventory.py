@@ -94,7 +94,7 @@ class Inventory:
         return replace(self, tracked=tuple(tracked), bare=tuple(bare))
 
     def keep(self, names: Collection[str]) -> Inventory:
-        """Leave out all blocks but those of these names."""
+        """Keep only the blocks with these names."""
         tracked = [module.restrict(layer for layer in module.layers if layer.name in names) for module in self.tracked]
         left_out = [self._row(block, "not in layers=", False) for block in self.blocks if block.name not in names]
         return replace(

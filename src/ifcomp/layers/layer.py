@@ -166,8 +166,8 @@ def pool_positions(channels: Tensor, grid: int) -> Tensor:
 class Emit(Protocol):
     """Reports one affine map of a recording forward: ``output = emit(parts, value, output)``.
 
-    ``parts`` maps names of blocks to their slice of the output's last axis (None: all of it). The forward must go on
-    with the returned output.
+    ``parts`` maps names of blocks to their slice of the output's last axis (None: all of it). The forward pass
+    continues with the returned output.
     """
 
     def __call__(self, parts: dict[str, slice | None], value: Tensor, output: Tensor) -> Tensor: ...

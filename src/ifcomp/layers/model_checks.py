@@ -27,7 +27,7 @@ def check_model(model: nn.Module) -> None:
         raise ModelError(f"The model is not initialised yet: {', '.join(lazy)}. Run one batch through the model first.")
     if any(value.is_inference() for _, value in tensors):
         raise ModelError(
-            "The model was made in inference mode, where autograd cannot follow it. Build and load it outside "
+            "The model was created in inference mode, where autograd does not record. Build and load it outside "
             "torch.inference_mode()."
         )
     mixing = [

@@ -103,13 +103,13 @@ def supported_types() -> list[str]:
 
 
 def trainable_names(module: nn.Module, *names: str) -> list[str]:
-    """Those of the names that are trainable parameters of the module itself (not parametrised, not frozen)."""
+    """The given names that are trainable parameters of the module itself (not parametrised, not frozen)."""
     parameters = module._parameters
     return [name for name in names if (value := parameters.get(name)) is not None and value.requires_grad]
 
 
 def argument_names(module: nn.Module) -> list[str]:
-    """Those of ``weight`` and ``bias`` that are trainable, or are computed from trainable parameters."""
+    """The names among ``weight`` and ``bias`` that are trainable or computed from trainable parameters."""
     return [
         name
         for name in ("weight", "bias")

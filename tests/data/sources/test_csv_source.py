@@ -137,7 +137,7 @@ def test_unusable_files_are_refused(text: str | bytes, error: type[Exception], m
 
 
 def test_unknown_classes_are_named() -> None:
-    with pytest.raises(LabelError, match=re.escape("no classes of the fit: 'eel'. Its classes are 'cat', 'dog'.")):
+    with pytest.raises(LabelError, match=re.escape("not classes of the fit: 'eel'. Its classes are 'cat', 'dog'.")):
         open_source(write("a,label\n1,cat\n2,eel\n"), class_names=["cat", "dog"])
 
 

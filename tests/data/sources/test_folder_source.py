@@ -48,7 +48,7 @@ def test_known_class_names_number_the_subfolders() -> None:
     assert source.labels is not None
     assert source.labels.tolist() == [2]
     assert source.class_names == ("ant", "cat", "dog")
-    with pytest.raises(DataError, match=r"no classes of the fit: dog. Its classes are ant, cat"):
+    with pytest.raises(DataError, match=r"not classes of the fit: dog. Its classes are ant, cat"):
         open_source("folder:f", class_names=["ant", "cat"])
 
 

@@ -40,7 +40,7 @@ def test_list_column_and_string_labels() -> None:
     known = open_source(spec, options, class_names=["dog", "eel", "cat"])
     assert known.labels is not None
     assert known.labels.tolist() == [0, 2, 0]
-    with pytest.raises(LabelError, match="no classes of the fit: 'dog'"):
+    with pytest.raises(LabelError, match="not classes of the fit: 'dog'"):
         open_source(spec, options, class_names=["cat"])
 
 

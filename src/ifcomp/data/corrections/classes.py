@@ -42,7 +42,7 @@ class ClassLookup:
         found = second if first is None else first
         if found is None:
             classes = f"0 to {self.count - 1}" if self.names is None else quote(self.names)
-            raise ValueError(f"'{text[:40]}' is none of the classes: {classes}")
+            raise ValueError(f"'{text[:40]}' is not one of the classes: {classes}")
         return found
 
     def describe(self, label: int) -> str:

@@ -18,7 +18,7 @@ from ifcomp.io.files import atomic_write
 def open_csv_labels(request: SourceRequest) -> LabelledFile:
     """Open the labels of a CSV file.
 
-    In the corrected file all other rows are as before, byte by byte, and so are the other cells of corrected rows.
+    The corrected file contains all other rows, and the other cells of corrected rows, unchanged byte by byte.
     """
     path, known_classes = request.path, request.class_names
     with _explain_errors(path), open_delimited(path) as file:

@@ -1,4 +1,4 @@
-"""``decisions.csv``: what a person decided about examples of the data."""
+"""``decisions.csv``: decisions of a person about examples of the data."""
 
 from __future__ import annotations
 

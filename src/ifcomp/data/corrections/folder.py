@@ -38,7 +38,7 @@ def open_folder_labels(request: SourceRequest) -> LabelledFile:
 
 
 def dropped_folder(path: str) -> Path:
-    """Return the folder of dropped images, beside the folder of the data, so that it is no class of it."""
+    """Return the folder of dropped images. It is outside of the folder of the data, so it is not one of its classes."""
     root = Path(path)
     root = root if root.name not in ("", "..") else root.resolve()
     if not root.name:

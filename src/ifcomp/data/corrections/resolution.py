@@ -29,7 +29,7 @@ def resolve_decisions(
 
     Raises:
         DataError: If an index is outside the data, the decisions belong to other data, or no example would be left.
-        LabelError: If a label is none of the classes, or the data has no labels.
+        LabelError: If a label is not one of the classes, or the data has no labels.
     """
     lookup = _class_lookup(data, by_name)
     labels: dict[int, int] = {}

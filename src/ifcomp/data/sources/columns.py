@@ -73,7 +73,7 @@ def number_classes(
     unknown = sorted(names - set(classes))
     if unknown:
         raise LabelError(
-            f"Column '{column}' of '{path}' has labels that are no classes of the fit: {quote(unknown)}. "
+            f"Column '{column}' of '{path}' has labels that are not classes of the fit: {quote(unknown)}. "
             f"Its classes are {quote(classes)}."
         )
     return {name: number for number, name in enumerate(classes)}

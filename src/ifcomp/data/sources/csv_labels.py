@@ -77,7 +77,7 @@ class LabelColumn:
             raise DataError(f"{self._where(line)}: the label is empty. Fill it, or leave this row out.")
         if len(text) > MAX_NAME:
             raise DataError(
-                f"{self._where(line)}: the label has {len(text):,} characters, but at most {MAX_NAME:,} fit."
+                f"{self._where(line)}: the label has {len(text):,} characters, but at most {MAX_NAME:,} are allowed."
             )
         if len(self._lines) >= MAX_LABELS:
             raise DataError(

@@ -126,7 +126,7 @@ def class_labels(
     unknown = [name for name in subfolders if name not in class_names]
     if unknown:
         raise DataError(
-            f"'{path}' has subfolders that are no classes of the fit: {', '.join(unknown)}. "
+            f"'{path}' has subfolders that are not classes of the fit: {', '.join(unknown)}. "
             f"Its classes are {', '.join(class_names)}."
         )
     return torch.tensor([class_names.index(name.split("/")[0]) for name in names]), class_names
@@ -167,7 +167,7 @@ def _open_supported(path: Path) -> Image.Image:
         image.close()
         raise DataError(
             f"'{path}' has pixels of mode '{image.mode}', but at most 8 bits per channel are supported. Convert it, or "
-            "load the data with a function of your own: package.module:factory."
+            "load the data with your own function: package.module:factory."
         )
     return image
 

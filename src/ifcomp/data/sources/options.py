@@ -24,8 +24,8 @@ class SourceOptions:
         batch_size: Examples per batch. Results do not depend on it.
         image_size: Height and width in pixels to which images are resized.
         grey: Whether images have one channel instead of three.
-        mean: Subtracted from each channel of images with values in 0 ... 1.
-        std: Divisor of each channel, applied after the mean.
+        mean: Mean per channel, subtracted from images with values in 0 ... 1.
+        std: Standard deviation per channel, by which images are divided after that.
         label_column: Column of a table with the labels; by default "label", if it exists.
         feature_columns: Columns of a table with the features, in the order of the inputs; by default all others.
     """

@@ -16,7 +16,7 @@ from ifcomp.layers.layer import KroneckerLayer, Layer, TrackedModule, pool_rows
 from ifcomp.layers.registry import Selection, Sua, argument_names, qualified_name, register
 
 #: With ``sua="auto"`` offsets share one basis if the input covariance would have more rows than this: its
-#: eigendecomposition then takes minutes, and rotating by it more than forming the gradients.
+#: eigendecomposition then takes minutes, and the rotation longer than forming the gradients.
 SUA_FROM_INPUTS = 1024
 
 _Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
