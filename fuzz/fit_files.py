@@ -21,7 +21,8 @@ from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
 from ifcomp.cli.record import ENTRY, SCHEMA, Record, read_record
 from ifcomp.cli.run import stored_options
-from ifcomp.io.checkpoint_files import read_checkpoint
+from ifcomp.io import checkpoint_files
+from ifcomp.io.tensor_files import write_tensors
 from ifcomp.oracle.pairs import Pair, PairFile
 
 KINDS = ("float64", "float16", "int64", "bool", "float8_e5m2", "complex64", "uint8", "bfloat16")
@@ -58,9 +59,18 @@ def factors_content(data: bytes, folder: Path) -> None:
     for _ in range(draw.number(0, 3)):
         metadata = draw.damaged(metadata)
     path = folder / "run.ifcomp"
-    path.write_bytes(save(_damaged(draw, load(_fitted_file())), {"ifcomp": as_json(metadata)}))
+    _write(path, _damaged(draw, load(_fitted_file())), "ifcomp", metadata)
     influence = IFComp.load(path, model()).influence(examples()[0])
     assert bool(torch.isfinite(influence).all()), influence
+
+
+def _write(path: Path, tensors: dict[str, Tensor], entry: str, content: Any) -> None:
+    """Write a file with a correct digest, as far as it can have one."""
+    text = as_json(content)
+    if isinstance(content, dict) and text == json.dumps(content):
+        write_tensors(path, tensors, entry, content)
+    else:
+        path.write_bytes(save(tensors, {entry: text}))
 
 
 def _damaged(draw: Draw, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -150,12 +160,14 @@ def checkpoint(data: bytes, folder: Path) -> None:
     path, draw, content = folder / "run.partial", Draw(data[1:]), data[1:]
     key = {"beta": 1.0, "stages": ["first", "second"]}
     if data[:1] >= b"\x40":
-        metadata = {"schema": 3, "stage": "first", "position": 3, "digest": "d", "settings": {"a": 1}, "key": key}
+        metadata = {"stage": "first", "position": 3, "digests": {"all": "d"}, "settings": {"a": 1}, "key": key}
+        metadata["schema"] = checkpoint_files.SCHEMA
         for _ in range(draw.number(0, 2)):
             metadata = draw.damaged(metadata)
-        content = save(_damaged(draw, {"local/a": torch.ones(2)}), {"ifcomp-checkpoint": as_json(metadata)})
-    path.write_bytes(content)
-    read_checkpoint(path, key)
+        _write(path, _damaged(draw, {"local/a": torch.ones(2)}), "ifcomp-checkpoint", metadata)
+    else:
+        path.write_bytes(content)
+    checkpoint_files.read_checkpoint(path, key)
 
 
 def record(data: bytes, folder: Path) -> None:

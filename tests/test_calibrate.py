@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sklearn.metrics import log_loss
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -34,6 +34,7 @@ from ifcomp.errors import (
     SettingError,
     StorageError,
 )
+from ifcomp.io.tensor_files import write_tensors
 from ifcomp.label_samples import MAX_EXACT_CLASSES
 from ifcomp.tasks.calibration_fit import ADDED_PROBABILITIES, split_halves
 from oracles import example_logits
@@ -400,7 +401,7 @@ def test_damaged_calibrations_are_refused(damage: Any, tmp_path: Path) -> None:
     with safe_open(path, framework="pt") as opened:
         metadata = json.loads(opened.metadata()["ifcomp"])
     damage(metadata["results"])
-    save_file(load_file(path), path, metadata={"ifcomp": json.dumps(metadata)})
+    write_tensors(path, load_file(path), "ifcomp", metadata)
     with pytest.raises(StorageError, match=r"Cannot read the calibration in .*calibrate again"):
         IFComp.load(path, overconfident())
 
@@ -410,7 +411,7 @@ def test_damaged_results_are_refused(tmp_path: Path) -> None:
     calibrated().save(path)
     with safe_open(path, framework="pt") as opened:
         metadata = json.loads(opened.metadata()["ifcomp"])
-    save_file(load_file(path), path, metadata={"ifcomp": json.dumps({**metadata, "results": []})})
+    write_tensors(path, load_file(path), "ifcomp", {**metadata, "results": []})
     with pytest.raises(StorageError, match="results is a list"):
         IFComp.load(path, overconfident())
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ifcomp import IFComp
@@ -29,6 +29,7 @@ from ifcomp.errors import (
     StorageError,
 )
 from ifcomp.evidence.neighbours import neighbour_distances
+from ifcomp.io.tensor_files import write_tensors
 from ifcomp.tasks.ood import OOD_DAMPING
 from tasks.digits import images_and_labels, train_network
 
@@ -287,7 +288,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         metadata["results"]["detector"] |= change
         tensors = load_file(tmp_path / "run")
         tensors["reference"] = tensors["reference"] if reference is None else reference
-        save_file(tensors, tmp_path / "damaged", metadata={"ifcomp": json.dumps(metadata)})
+        write_tensors(tmp_path / "damaged", tensors, "ifcomp", metadata)
 
     for change in ({"tpr": 7}, {"held_out": {"energy": [None]}}, {"settings": {"fit": "other"}}):
         rewrite(change)

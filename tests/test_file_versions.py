@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from ifcomp import Checkpoint, IFComp
 from ifcomp.cli.record import Record, read_record, write_record
 from ifcomp.data.corrections import read_decisions
 from ifcomp.errors import CheckpointError, DataError, StorageError
+from ifcomp.io.tensor_files import write_tensors
 
 OTHER = 99
 MODEL = nn.Linear(4, 3).eval()
@@ -25,7 +26,7 @@ def change_metadata(path: Path, key: str, change: Callable[[dict[str, Any]], obj
     with safe_open(path, framework="pt") as file:
         metadata = json.loads(file.metadata()[key])
     change(metadata)
-    save_file(load_file(path), path, metadata={key: json.dumps(metadata)})
+    write_tensors(path, load_file(path), key, metadata)
 
 
 def stop() -> Any:
@@ -54,7 +55,7 @@ def test_factors_and_calibration(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"schema 99, this version reads 1.*calibrate again"):
         IFComp.load(path, MODEL)
     change_metadata(path, "ifcomp", lambda metadata: metadata.update(schema=OTHER))
-    with pytest.raises(StorageError, match=r"schema 99, this version reads 1.*or fit again"):
+    with pytest.raises(StorageError, match=r"schema 99, this version reads 2.*or fit again"):
         IFComp.load(path, MODEL)
 
 

@@ -26,13 +26,15 @@ from ifcomp.curvature.reference import MAX_REFERENCE, ReferenceSample, reference
 from ifcomp.curvature.sizes import check_factor_memory, checkpoint_bytes, covariance_bytes, factor_bytes
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form
+from ifcomp.data.digests import DataDigest
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
-from ifcomp.errors import EmptyDataError, IfcompWarning, LengthChangedError
+from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, check_saved_tensor, restore_tensors
 from ifcomp.layers.inventory import Inventory
 from ifcomp.layers.model_checks import listed, untouched_norms
+from ifcomp.layers.probe import check_probe, take_probe
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.recording import Recording
 from ifcomp.layers.registry import Selection
@@ -61,7 +63,7 @@ def fit_factors(
     limit: int | None = None,
     checkpoint: Checkpoint | None = None,
     progress: bool | None = None,
-) -> tuple[Recorder, list[Factors]]:
+) -> tuple[Recorder, list[Factors], dict[str, Any] | None]:
     """Fit the curvature of a model for one or several settings in the same two passes.
 
     Args:
@@ -76,7 +78,7 @@ def fit_factors(
         progress: Show a progress bar; None shows it on terminals.
 
     Returns:
-        The recorder of the verified model, and factors for each of the settings.
+        The recorder of the verified model, factors for each of the settings, and the probe of the model.
     """
     selected = inventory.keep(inventory.select(selection.layers)).blocks
     itemsize = working_dtype(model).itemsize
@@ -90,12 +92,13 @@ def fit_factors(
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
         check_label_form(first)
         recorder = verified_recorder(model, inventory, first, selection.layers)
-        work = NO_CHECKPOINT
+        probe, work = take_probe(model, replace(first, shared=recorder.shared)), NO_CHECKPOINT
         if checkpoint is not None:
             key = _checkpoint_key(recorder, selection, settings, fingerprint, limit)
             size = checkpoint_bytes(recorder.blocks, itemsize, len(settings))
             size += reference_elements(recorder, MAX_REFERENCE) * itemsize
             work = stack.enter_context(checkpoint.resume(key, STAGES, size))
+            check_probe(model, work.settings.setdefault("probe", probe), f"The sums in '{checkpoint.path}'")
         passes = FitPasses(recorder, settings, limit, work)
         sums, count = passes.covariances(itertools.chain([first], batches))
         bases = passes.eigenbases(sums, count)
@@ -107,10 +110,11 @@ def fit_factors(
             f"The first pass saw {count} examples, the second {factors[0].count}. The data must give the "
             "same examples each time it is iterated."
         )
+    passes.check_same_data()
     for fitted in factors:
         check_finite(fitted)
     _warn_of_low_accuracy(factors[0])
-    return recorder, factors
+    return recorder, factors, probe
 
 
 class FitPasses:
@@ -137,6 +141,7 @@ class FitPasses:
             work: Saves accumulators from time to time.
         """
         self._recorder, self._settings, self._work = recorder, settings, work
+        self._data = DataDigest(), DataDigest()
         exact = any(own.fisher == "exact" for own in settings)
         self.cotangents = recorder.num_classes if exact else max(own.label_samples for own in settings)
         saved = work.settings
@@ -233,6 +238,19 @@ class FitPasses:
             for sums, basis, settings in zip(totals, bases, self._settings, strict=True)
         ]
 
+    def check_same_data(self) -> None:
+        """Raise DataError if the two passes saw different examples.
+
+        If this process resumed after the first pass, only the checkpoint knows its data, and compares them.
+        """
+        first, second = self._data
+        if first.count and not first.has_same_examples(second):
+            raise DataError(
+                "The inputs or labels of the second pass differ from those of the first, so covariances and second "
+                "moments would belong to different data. Usual causes are random transforms and files that change. "
+                "Give data that is the same each time it is iterated."
+            )
+
     def _run(
         self, batches: Iterable[Batch], pass_index: int, add: _Add, count: Tensor, matches: Tensor | None = None
     ) -> None:
@@ -260,8 +278,9 @@ class FitPasses:
                     add(recording, microbatch, vectors, chunk_size)
                     return microbatch.size, _matches(logits, microbatch.labels)
 
-        for batch in shard_batches(self._work.remaining_batches(batches)):
-            checked = replace(check_batch(batch, recorder.num_classes, labels), shared=recorder.shared)
+        shared = (replace(batch, shared=recorder.shared) for batch in batches)
+        for batch in shard_batches(self._work.remaining_batches(shared, self._data[pass_index])):
+            checked = check_batch(batch, recorder.num_classes, labels)
             for size, found in microbatches.run(checked, self.cotangents, step):
                 count += size
                 if matches is not None:

@@ -44,6 +44,7 @@ from ifcomp.data.selection import select_examples
 from ifcomp.detection import MemberScorer, OODDetector, build_rule
 from ifcomp.distributed import gather_rows, process_info, shard_batches
 from ifcomp.errors import (
+    CheckpointError,
     DataError,
     EmptyDataError,
     IfcompWarning,
@@ -56,6 +57,7 @@ from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
 from ifcomp.label_samples import label_samples
 from ifcomp.layers.inventory import take_inventory
+from ifcomp.layers.probe import check_probe
 from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
 from ifcomp.layers.threads import exclusive
 from ifcomp.layers.wrappers import unwrapped
@@ -540,6 +542,7 @@ class IFComp(FittedState):
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
+        check_probe(self.model, self._probe, "The fitted factors")
         rows = (known_length(data.batches) or 1) * first.size
         with ExitStack() as stack:
             work = NO_CHECKPOINT
@@ -550,10 +553,15 @@ class IFComp(FittedState):
                     "version": __version__,
                 }
                 work = stack.enter_context(checkpoint.resume(key, [ROWS], rows * ROW_BYTES))
+                check_probe(
+                    self.model, work.settings.setdefault("probe", self._probe), f"The rows in '{checkpoint.path}'"
+                )
                 evaluation.microbatches.peaks = work.settings.setdefault("peaks", {})
             shard = shard_batches(work.remaining_batches(itertools.chain([first], batches)))
             columns = score_columns(evaluation, shard, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
+        if checkpoint is not None and not np.array_equal(frame["index"], np.arange(len(frame))):
+            raise CheckpointError(f"'{checkpoint.path}' has other rows than it says. Delete it to start again.")
         settings = {
             **asdict(options),
             "model": short_digest(self._fingerprint),

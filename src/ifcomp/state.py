@@ -61,6 +61,7 @@ class FittedState:
         self._recorder: Recorder | None = None
         self._fingerprint: dict[str, str] = {}
         self._layouts: Mapping[str, Layout] = {}
+        self._probe: dict[str, Any] | None = None
         self._checksums: list[tuple[int, int, complex]] = []
         self._evaluated: Evaluation | None = None
         self._calibration: Calibration | None = None
@@ -225,7 +226,7 @@ def fit_together(
     with exclusive(lead.model):
         inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
         digests = fingerprint(lead.model)
-    recorder, fits = fit_factors(
+    recorder, fits, probe = fit_factors(
         lead.model,
         inventory,
         lead._selection,
@@ -240,4 +241,5 @@ def fit_together(
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
+            predictor._probe = probe
             predictor._calibration = predictor._ood_rule = None

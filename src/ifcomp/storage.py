@@ -15,6 +15,7 @@ from ifcomp.errors import DataError, StorageError
 from ifcomp.io import factor_files
 from ifcomp.io.fingerprints import check_fingerprint
 from ifcomp.layers.layout import Layout
+from ifcomp.layers.probe import check_probe
 from ifcomp.layers.wrappers import unwrapped
 from ifcomp.state import FittedState
 from ifcomp.tasks.calibration_result import Calibration
@@ -31,6 +32,7 @@ def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
         "damping": damping.multiple if isinstance(damping, Relative) else damping,
         "relative_damping": isinstance(damping, Relative),
         "layouts": {name: layout.value for name, layout in state._layouts.items()},
+        "probe": state._probe,
         "columns": None if state._columns is None else list(state._columns),
     }
     results = {} if state._calibration is None else {"calibration": state._calibration.to_json()}
@@ -62,6 +64,8 @@ def load_state(build: Callable[..., S], path: str | os.PathLike[str], model: nn.
         layouts = {name: Layout(value) for name, value in options["layouts"].items()}
         columns = options.get("columns")
         loaded._columns = None if columns is None else tuple(map(str, columns))
+        loaded._probe = options.get("probe")
+        check_probe(model, loaded._probe, f"The factors in '{path}'")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StorageError(
             f"Cannot read factors from '{path}': its settings are damaged ({error!r}). Fit again."

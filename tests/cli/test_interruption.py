@@ -141,7 +141,7 @@ def test_failed_write_keeps_the_old_run_and_its_record(run: Project, monkeypatch
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ifcomp.io.factor_files.save_file", full)
+    monkeypatch.setattr("ifcomp.io.tensor_files.save_file", full)
     result = ifcomp(*run.fit_arguments(), "--beta", "0.5")
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr

@@ -185,19 +185,23 @@ def test_another_number_of_processes_does_not_resume(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_processes_resume_in_the_latest_stage(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has an older checkpoint, rank 1 the latest one, rank 2 none."""
+    digests = {"first batch": "0", "all": "1"}
     states = [
-        SavedState("a", 5, "digest", {"a": 2}, {}, {"sum": torch.ones(1)}),
-        SavedState("b", 3, "digest", {"a": 7, "b": 4}, {"basis": torch.eye(2)}, {"sum": torch.ones(2)}),
+        SavedState("a", 5, {"first batch": "0"}, {"a": 2}, {}, {"sum": torch.ones(1)}),
+        SavedState("b", 3, digests, {"a": 7, "b": 4}, {"basis": torch.eye(2)}, {"sum": torch.ones(2)}),
         None,
     ]
     monkeypatch.setattr(resumable, "process_info", lambda: ProcessInfo(rank, 3))
     monkeypatch.setattr(resumable, "all_gather_objects", lambda value: [0, 1, -1])
-    monkeypatch.setattr(resumable, "broadcast_object", lambda value, source: states[source].shared)
+    monkeypatch.setattr(
+        resumable, "broadcast_object", lambda _, source: (states[source].shared, states[source].digests)
+    )
     state = resumable._synchronize(states[rank], ["a", "b"])
     assert state is not None
     assert state.stage == "b"
     assert torch.equal(state.shared["basis"], torch.eye(2))
     assert (state.position, set(state.local)) == ((3, {"sum"}) if rank == 1 else (0, set()))
+    assert state.digests == digests
     assert state.settings == [{"a": 2}, {"a": 7, "b": 4}, {}][rank]
 
 

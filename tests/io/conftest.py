@@ -8,7 +8,7 @@ from resumable_jobs import LINEAR_MATRICES, NUM_BATCHES, Kill, Killed, data, net
 from torch import Tensor
 
 from ifcomp import Checkpoint, IFComp
-from ifcomp.io import checkpoint_files, resumable
+from ifcomp.io import checkpoint_files, resumable, tensor_files
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Kill:
             count[0] += 1
             with monkeypatch.context() as patch:
                 if count[0] == number and midway:
-                    patch.setattr(checkpoint_files, "save_file", write_half)
+                    patch.setattr(tensor_files, "save_file", write_half)
                 write(*arguments)
             if count[0] == number:
                 raise Killed

@@ -48,7 +48,7 @@ def test_an_interrupted_write_leaves_the_old_file(
     error: BaseException, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ifc, before = fitted("lenet"), saved.read_bytes()
-    monkeypatch.setattr("ifcomp.io.factor_files.save_file", write_half_and_raise(error))
+    monkeypatch.setattr("ifcomp.io.tensor_files.save_file", write_half_and_raise(error))
     with pytest.raises((type(error), StorageError)):
         ifc.save(saved)
     assert saved.read_bytes() == before
@@ -57,7 +57,7 @@ def test_an_interrupted_write_leaves_the_old_file(
 
 @pytest.mark.parametrize("error", [pytest.param(row[1], id=row[0]) for row in ABORTS[:2]])
 def test_a_full_disk_is_named(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ifcomp.io.factor_files.save_file", write_half_and_raise(error))
+    monkeypatch.setattr("ifcomp.io.tensor_files.save_file", write_half_and_raise(error))
     with pytest.raises(StorageError) as caught:
         fitted("linear").save(tmp_path / "run.ifcomp")
     assert "run.ifcomp" in str(caught.value)

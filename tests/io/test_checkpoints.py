@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from resumable_jobs import Kill, Killed, data, fit, network, score
+from resumable_jobs import LINEAR_MATRICES, NUM_BATCHES, Kill, Killed, data, fit, network, score
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import Checkpoint, IFComp, Relative
 from ifcomp.errors import CheckpointError, DataError, SettingError, StorageError
+from ifcomp.io.tensor_files import write_tensors
 
 
 def resume(path: Path, batches: Any = None, model_seed: int = 0, **options: Any) -> None:
@@ -96,10 +97,11 @@ def relabelled() -> list[tuple[Tensor, Tensor]]:
         relabelled(),
         data()[::-1],
         data()[:1],
+        data()[:2],
         [(torch.cat([x for x, _ in data()]), torch.cat([y for _, y in data()]))],
         [part for x, y in data() for part in zip(x.split(2), y.split(2), strict=True)],
     ],
-    ids=["order", "labels", "order_of_batches", "fewer", "larger_batches", "smaller_batches"],
+    ids=["order", "labels", "order_of_batches", "fewer", "without_end", "larger_batches", "smaller_batches"],
 )
 def test_other_data_is_refused(unfinished_fit: Path, batches: Any) -> None:
     before = unfinished_fit.read_bytes()
@@ -110,9 +112,33 @@ def test_other_data_is_refused(unfinished_fit: Path, batches: Any) -> None:
     resume(unfinished_fit)
 
 
-def test_data_without_its_end_is_refused(unfinished_fit: Path) -> None:
-    with pytest.raises(DataError, match="The first pass saw 12 examples, the second 8"):
-        resume(unfinished_fit, data()[:2])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first_batch", "second_batch", "last_batch"])
+@pytest.mark.parametrize("number", [NUM_BATCHES, NUM_BATCHES + 1, NUM_BATCHES + LINEAR_MATRICES, NUM_BATCHES + 5])
+def test_other_data_after_the_first_pass_is_refused(number: int, place: int, kill: Kill, tmp_path: Path) -> None:
+    """Killed at the end of the first pass, between the passes, or at the start of the second."""
+    path, other = tmp_path / "work.partial", data()
+    other[place] = (other[place][0], (other[place][1] + 1) % 3)
+    kill(number)
+    with pytest.raises(Killed):
+        resume(path)
+    kill(0)
+    with pytest.raises(CheckpointError, match="The data differs from the data of the checkpoint"):
+        resume(path, other)
+    if not place:  # refused before anything was done with it
+        resume(path)
+
+
+def test_data_that_differs_between_the_passes_is_refused(tmp_path: Path) -> None:
+    class Changing:
+        reads = 0
+
+        def __iter__(self) -> Any:
+            self.reads += 1
+            *rest, (x, y) = data()
+            return iter([*rest, (x, (y + (self.reads > 3)) % 3)])  # the check of the order reads it twice
+
+    with pytest.raises(CheckpointError, match="The data differs"):
+        resume(tmp_path / "work.partial", Changing())
 
 
 def test_shuffled_loaders_are_refused(tmp_path: Path) -> None:
@@ -133,7 +159,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], ob
         content = json.loads(file.metadata()["ifcomp-checkpoint"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(content, tensors)
-    save_file(tensors, path, metadata={"ifcomp-checkpoint": json.dumps(content)})
+    write_tensors(path, tensors, "ifcomp-checkpoint", content)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -165,6 +191,18 @@ def test_a_rewritten_checkpoint_without_damage_is_resumed(unfinished_fit: Path) 
     rewrite(unfinished_fit, lambda content, tensors: None)
     resume(unfinished_fit)
     assert not unfinished_fit.exists()
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: rows.repeat(2)], ids=["fewer", "more"])
+def test_rows_are_those_up_to_the_position(change: Callable[[Tensor], Tensor], kill: Kill, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    kill(2)
+    with pytest.raises(Killed):
+        score(path)
+    kill(0)
+    rewrite(path, lambda _, tensors: tensors.update({name: change(rows) for name, rows in tensors.items()}))
+    with pytest.raises(CheckpointError, match="other rows than it says"):
+        score(path)
 
 
 # The context --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ifcomp import Checkpoint, IFComp
 from ifcomp.errors import CheckpointError, IfcompError, StorageError
-from ifcomp.io import checkpoint_files
+from ifcomp.io import tensor_files
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -36,7 +36,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         save_file(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "save_file", save_or_fail)
+        patch.setattr(tensor_files, "save_file", save_or_fail)
         with pytest.raises(
             CheckpointError, match=r"No space left.*unchanged.*repeat the same command or call to resume"
         ):

@@ -11,7 +11,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,21 @@ def torch_zip(program: bytes, compression: int = zipfile.ZIP_STORED, storages: t
         file.writestr("net/byteorder", "little")
         for number, storage in enumerate(storages):
             file.writestr(f"net/data/{number}", storage)
+    return stream.getvalue()
+
+
+def torch_members(content: Any) -> dict[str, bytes]:
+    """The members of what torch.save writes, by name."""
+    with zipfile.ZipFile(io.BytesIO(saved(content))) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def stored_zip(members: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> bytes:
+    """An archive without compression. Names may occur twice."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        for name, content in members.items() if isinstance(members, Mapping) else members:
+            file.writestr(name, content)
     return stream.getvalue()
 
 

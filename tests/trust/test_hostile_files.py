@@ -43,6 +43,7 @@ from ifcomp.errors import (
 )
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 from ifcomp.io.checkpoint_files import read_checkpoint
+from ifcomp.io.tensor_files import write_tensors
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
 from ifcomp.report.images import thumbnail
@@ -270,6 +271,77 @@ def test_programs_that_do_more_than_rebuild_tensors_are_refused(program: bytes, 
     refusal("torch", written(tmp_path, "torch", hostile.torch_zip(program)))
 
 
+@pytest.mark.parametrize(
+    "name", ["DATA.PKL", "Data.pkl", "code/__torch__.py", "constants.pkl", "data/0/1", "../data.pkl", "data.pkl/"]
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_other_members_of_a_torch_archive_are_refused(name: str, is_first: bool, tmp_path: Path) -> None:
+    """Readers differ in which of two names they take, so an archive has the names of torch.save only."""
+    hidden = {f"archive/{name}": b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x80\x00\x85R."}
+    parts = hostile.torch_members({"weight": torch.ones(2)})
+    content = hostile.stored_zip(hidden | parts if is_first else parts | hidden)
+    refusal("torch", written(tmp_path, "torch", content), "members are not those of a torch.save file")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_that_can_be_read_in_two_ways_are_refused(tmp_path: Path) -> None:
+    parts = hostile.torch_members({"weight": torch.ones(2)})
+    plain = hostile.stored_zip(parts)
+    read_weights(str(written(tmp_path, "torch", plain)))
+    refusal("torch", written(tmp_path, "torch", plain + plain), "something precedes the archive")
+    twice = [*parts.items(), *((name, content) for name, content in parts.items() if name.endswith("data.pkl"))]
+    refusal("torch", written(tmp_path, "torch", hostile.stored_zip(twice)), "members are not those")
+    other = {f"other/{name.partition('/')[2]}": content for name, content in parts.items() if "pkl" not in name}
+    pickled = {name: content for name, content in parts.items() if "pkl" in name}
+    refusal("torch", written(tmp_path, "torch", hostile.stored_zip(other | pickled)), "members are not those")
+    big = {name: b"big" if name.endswith("byteorder") else content for name, content in parts.items()}
+    refusal("torch", written(tmp_path, "torch", hostile.stored_zip(big)), "big-endian")
+
+
+def test_torchscript_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "torch", b"")
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(path))
+    refusal("torch", path, "members are not those of a torch.save file")
+
+
+def test_pickles_with_places_for_billions_of_objects_are_refused(tmp_path: Path) -> None:
+    program = b"\x80\x02}r\xff\xff\xff\xff."  # LONG_BINPUT: a table of 64 GB in the reader of Python
+    refusal("torch", written(tmp_path, "torch", hostile.torch_zip(program)), "more objects than it has bytes")
+
+
+def test_tensors_beyond_their_storage_are_refused(tmp_path: Path) -> None:
+    """The pickle claims more elements than the storage has: in the tensor, or in the storage itself."""
+    parts = hostile.torch_members({"weight": torch.arange(4, dtype=torch.float32)})
+    for before, after in ((b"K\x04", b"K\x08"), (b"K\x00K\x04", b"K\x01K\x04"), (b"K\x01", b"K\x02")):
+        changed = {
+            name: content.replace(before, after) if name.endswith("data.pkl") else content
+            for name, content in parts.items()
+        }
+        assert changed != parts
+        refusal("torch", written(tmp_path, "torch", hostile.stored_zip(changed)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"weight": torch.arange(6.0).view(2, 3).T, "again": torch.arange(4).bool()},
+        {"state_dict": {"a": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))}, "epoch": 3, "lr": 0.1},
+        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).state_dict(),
+        {"shared": torch.arange(9)[2:5], "empty": torch.ones(0, 3), "zero_axes": torch.tensor(1.5)},
+    ],
+    ids=["strides", "nested", "state_dict", "views"],
+)
+def test_torch_files_are_read_as_torch_reads_them(content: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, "torch", hostile.saved(content))
+    expected = torch.load(path, weights_only=True)
+    expected = expected.get("state_dict", expected)
+    loaded = read_weights(str(path))
+    assert list(loaded) == list(expected)
+    for name, value in expected.items():
+        assert (loaded[name].dtype, loaded[name].stride()) == (value.dtype, value.stride())
+        assert torch.equal(loaded[name], value)
+
+
 # Bombs ---------------------------------------------------------------------------------------------------------------
 
 
@@ -440,8 +512,10 @@ def damaged_fit(tmp_path: Path, change: Callable[[dict[str, Any], dict[str, torc
     metadata = json.loads(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]["ifcomp"])
     tensors = load(content)
     change(metadata, tensors)
-    words = json.dumps(metadata).replace('"@deep"', "[" * 9000 + "]" * 9000)
-    path.write_bytes(in_safetensors(tensors, {"ifcomp": words}))
+    if (words := json.dumps(metadata)).count("@deep"):
+        path.write_bytes(in_safetensors(tensors, {"ifcomp": words.replace('"@deep"', "[" * 9000 + "]" * 9000)}))
+    else:
+        write_tensors(path, tensors, "ifcomp", metadata)
     return path
 
 

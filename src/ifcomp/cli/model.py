@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickletools
-import re
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,22 +15,12 @@ from ifcomp.data.checks import check_label_form, check_labels
 from ifcomp.data.factories import call_factory
 from ifcomp.data.sources import Source
 from ifcomp.errors import DataError, EmptyDataError, IfcompError, ModelError, SettingError
+from ifcomp.io.torch_files import read_torch_file
 from ifcomp.io.untrusted import read_safetensors, regular_file
 from ifcomp.layers.forward import run_model
 
 #: Keys under which training scripts store the weights in a checkpoint.
 STATE_KEYS = ("state_dict", "model_state_dict")
-
-#: Globals and opcodes (pickle protocol 2) of a pickle that contains tensors and plain containers only.
-_ALLOWED_GLOBALS = re.compile(
-    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch (Size|device)"
-    r"|torch (float16|float32|float64|bfloat16|int8|int16|int32|int64|uint8|bool)"
-    r"|torch (Float|Double|Half|BFloat16|Long|Int|Short|Char|Byte|Bool)Storage"
-)
-_ALLOWED_OPCODES = re.compile(
-    r"PROTO|STOP|MARK|POP|TUPLE|EMPTY_TUPLE|TUPLE[123]|EMPTY_LIST|APPENDS?|EMPTY_DICT|SETITEMS?|NONE|NEWTRUE|NEWFALSE"
-    r"|BININT[12]?|LONG1|BINFLOAT|BINUNICODE|SHORT_BINSTRING|(LONG_)?BIN(PUT|GET)|GLOBAL|REDUCE|BUILD|BINPERSID"
-)
 
 #: Largest number of names listed in a message.
 MAX_LISTED = 8
@@ -90,7 +75,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     content: Any
     try:
         file = regular_file(path)
-        content = read_safetensors(file)[0] if file.suffix == ".safetensors" else _read_torch(file)
+        content = read_safetensors(file)[0] if file.suffix == ".safetensors" else read_torch_file(file)
     except FileNotFoundError as error:
         raise ModelError(f"There is no weights file '{path}'.") from error
     except Exception as error:  # readers raise many kinds of exceptions on a damaged file
@@ -105,39 +90,6 @@ def read_weights(path: str) -> dict[str, Tensor]:
         actual = _listed(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise ModelError(f"'{path}' must contain tensors by name, as model.state_dict() does, but contains {actual}.")
     return dict(content)
-
-
-def _read_torch(file: Path) -> Any:
-    """Read a ``torch.save`` file with torch's reader of plain tensors, memory-mapped.
-
-    The file is checked first: it must be an uncompressed zip archive, the format since torch 1.6, and its pickle may
-    name only what rebuilds tensors. Older formats and calls that allocate memory never reach torch's reader.
-    """
-    with file.open("rb") as stream:
-        if stream.read(4) != b"PK\x03\x04":
-            raise ValueError("it is not in the torch.save format since torch 1.6")
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("it is compressed, which torch.save never does")
-        if sum(member.file_size for member in members) > file.stat().st_size:
-            raise ValueError("its parts are larger than the file")
-        pickles = [member for member in members if member.filename.rpartition("/")[2] == "data.pkl"]
-        if len(pickles) != 1:
-            raise ValueError("it is not a torch.save file")
-        _check_pickle(archive.read(pickles[0]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
-
-
-def _check_pickle(content: bytes) -> None:
-    """Raise ValueError if a pickle names anything but tensors and plain containers. The pickle is not executed."""
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name == "GLOBAL" and not _ALLOWED_GLOBALS.fullmatch(str(argument)):
-            raise ValueError(f"it would call '{str(argument).replace(' ', '.')}'")
-        if not _ALLOWED_OPCODES.fullmatch(opcode.name):
-            raise ValueError(f"it has an opcode that torch.save does not write, {opcode.name}")
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], spec: str, weights: str) -> None:

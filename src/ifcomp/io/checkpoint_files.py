@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ifcomp.errors import CheckpointError, StorageError
-from ifcomp.io.files import atomic_write
-from ifcomp.io.untrusted import parse_json, read_safetensors
+from ifcomp.io.tensor_files import read_tensors, write_tensors
 
-SCHEMA = 4
-_METADATA_KEY = "ifcomp-checkpoint"
+SCHEMA = 5
+_ENTRY = "ifcomp-checkpoint"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +25,7 @@ class SavedState:
     Attributes:
         stage: Name of the current stage.
         position: Number of examples that the stage has processed.
-        digest: Digest of these examples.
+        digests: Digests of the first batch, of the examples processed, and of all data once a stage has read it.
         settings: Choices made during the work, as plain JSON.
         shared: Tensors that are equal on all processes and constant during the stage.
         local: Tensors of this process.
@@ -36,7 +33,7 @@ class SavedState:
 
     stage: str
     position: int = 0
-    digest: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     local: Mapping[str, Tensor] = field(default_factory=dict)
@@ -59,23 +56,18 @@ def write_checkpoint(path: Path, key: Mapping[str, Any], state: SavedState) -> N
         "key": key,
         "stage": state.stage,
         "position": state.position,
-        "digest": state.digest,
+        "digests": dict(state.digests),
         "settings": state.settings,
     }
-    text = json.dumps(metadata)
-    if json.loads(text)["settings"] != state.settings:
+    if json.loads(json.dumps(state.settings)) != state.settings:
         raise TypeError(f"The settings of a checkpoint must be plain JSON, but are {state.settings!r}.")
     tensors = {
-        f"{group}/{name}": value.detach().cpu().contiguous()
+        f"{group}/{name}": value
         for group, values in (("shared", state.shared), ("local", state.local))
         for name, value in values.items()
     }
     try:
-        with atomic_write(path, on_every_rank=True) as scratch:
-            try:
-                save_file(tensors, scratch, metadata={_METADATA_KEY: text})
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
+        write_tensors(path, tensors, _ENTRY, metadata, on_every_rank=True)
     except StorageError as error:
         raise CheckpointError(f"{error} Free disk space, then repeat the same command or call to resume.") from error
 
@@ -93,9 +85,8 @@ def read_checkpoint(path: Path, key: Mapping[str, Any]) -> SavedState | None:
     if not os.path.lexists(path):
         return None
     try:
-        mapped, metadata = read_safetensors(path)
+        mapped, content = read_tensors(path, _ENTRY)
         tensors = {name: value.clone() for name, value in mapped.items()}
-        content = parse_json(metadata[_METADATA_KEY])
         if content["schema"] != SCHEMA:
             raise CheckpointError(
                 f"Cannot resume from '{path}': it has schema {content['schema']}, this version reads {SCHEMA}. Finish "
@@ -107,7 +98,7 @@ def read_checkpoint(path: Path, key: Mapping[str, Any]) -> SavedState | None:
         state = SavedState(
             content["stage"],
             content["position"],
-            content["digest"],
+            content["digests"],
             content["settings"],
             _group(tensors, "shared/"),
             _group(tensors, "local/"),
@@ -123,7 +114,7 @@ def read_checkpoint(path: Path, key: Mapping[str, Any]) -> SavedState | None:
 
 def _check_types(state: SavedState) -> None:
     valid_position = isinstance(state.position, int) and 0 <= state.position < 2**63
-    if not (valid_position and isinstance(state.digest, str) and isinstance(state.settings, dict)):
+    if not (valid_position and isinstance(state.digests, dict) and isinstance(state.settings, dict)):
         raise TypeError("an entry has the wrong type")
 
 

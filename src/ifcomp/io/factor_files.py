@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,18 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ifcomp.blocks.block import Basis
 from ifcomp.curvature.factors import BlockFactors, Factors, FitSettings
 from ifcomp.errors import SettingError, StorageError
-from ifcomp.io.files import atomic_write
-from ifcomp.io.untrusted import parse_json, read_safetensors
+from ifcomp.io.tensor_files import read_tensors, write_tensors
 
-SCHEMA = 1
-_METADATA_KEY = "ifcomp"
+SCHEMA = 2
+_ENTRY = "ifcomp"
 #: Tensor of the reference set. Names of other tensors contain a slash.
 _REFERENCE = "reference"
 _TENSOR_NAMES = ("second_moments", "basis.inputs", "basis.outputs")
@@ -60,9 +56,9 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         parts = (block.second_moments, basis.inputs if basis else None, basis.outputs if basis else None)
         for tensor_name, tensor in zip(_TENSOR_NAMES, parts, strict=True):
             if tensor is not None:
-                tensors[f"{name}/{tensor_name}"] = tensor.detach().cpu().contiguous()
+                tensors[f"{name}/{tensor_name}"] = tensor
     if saved.factors.reference is not None:
-        tensors[_REFERENCE] = saved.factors.reference.detach().cpu().contiguous()
+        tensors[_REFERENCE] = saved.factors.reference
     metadata = {
         "schema": SCHEMA,
         "version": saved.version,
@@ -77,11 +73,7 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         metadata["training_accuracy"] = saved.factors.training_accuracy
     if saved.results:
         metadata["results"] = dict(saved.results)
-    with atomic_write(path) as scratch:
-        try:
-            save_file(tensors, scratch, metadata={_METADATA_KEY: json.dumps(metadata)})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    write_tensors(path, tensors, _ENTRY, metadata)
 
 
 def load(path: str | os.PathLike[str]) -> SavedFactors:
@@ -92,12 +84,16 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
     """
     source = Path(path)
     try:
-        tensors, raw = read_safetensors(source)
+        tensors, metadata = read_tensors(source, _ENTRY)
     except FileNotFoundError as error:
         raise StorageError(f"Cannot read factors from '{source}': there is no such file.") from error
+    except KeyError as error:
+        raise StorageError(
+            f"Cannot read factors from '{source}': it is a safetensors file, but not one written by ifcomp."
+        ) from error
     except (OSError, ValueError) as error:
         raise StorageError(f"Cannot read factors from '{source}': {error}.") from error
-    metadata = _parse_metadata(source, raw)
+    _check_schema(source, metadata)
     try:
         count, num_classes = (_positive_integer(metadata, name) for name in ("count", "num_classes"))
         factors = Factors(
@@ -115,22 +111,12 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
         raise _damaged(source, error) from error
 
 
-def _parse_metadata(source: Path, raw: Mapping[str, str]) -> dict[str, Any]:
-    if _METADATA_KEY not in raw:
+def _check_schema(source: Path, metadata: Mapping[str, Any]) -> None:
+    if metadata.get("schema") != SCHEMA:
         raise StorageError(
-            f"Cannot read factors from '{source}': it is a safetensors file, but not one written by ifcomp."
+            f"Cannot read factors from '{source}': it has schema {metadata.get('schema')!r}, this version reads "
+            f"{SCHEMA}. Use the library version that wrote it, or fit again."
         )
-    try:
-        metadata = parse_json(raw[_METADATA_KEY])
-        schema = metadata["schema"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(source, error) from error
-    if schema != SCHEMA:
-        raise StorageError(
-            f"Cannot read factors from '{source}': it has schema {schema}, this version reads {SCHEMA}. "
-            "Use the library version that wrote it, or fit again."
-        )
-    return dict(metadata)
 
 
 def _damaged(source: Path, error: Exception) -> StorageError:

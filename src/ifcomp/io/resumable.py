@@ -11,11 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from ifcomp.data.batches import Batch
+from ifcomp.data.digests import DataDigest
 from ifcomp.distributed import all_gather_objects, broadcast_object, process_info
 from ifcomp.errors import CheckpointError
 from ifcomp.io.checkpoint_files import SavedState, write_checkpoint
-from ifcomp.io.fingerprints import digest_tensors
 from ifcomp.io.interrupts import PendingInterrupt
+
+#: Names of digests: of the first batch, of the examples that the stage has processed, and of all data.
+FIRST, PROCESSED, ALL = "first batch", "processed", "all"
 
 #: Returns the current tensors of a stage by name.
 StateFunction = Callable[[], Mapping[str, Tensor]]
@@ -52,12 +55,19 @@ class ResumableWork:
         """Whether the checkpoint is of a later stage."""
         return False
 
-    def remaining_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def remaining_batches(self, batches: Iterable[Batch], digest: DataDigest | None = None) -> Iterator[Batch]:
         """Iterate over the batches that the stage has not processed yet.
 
         A batch counts as processed when the next one is requested.
+
+        Args:
+            batches: All batches of the stage.
+            digest: Receives all of them, also those that were processed before.
         """
-        yield from batches
+        for batch in batches:
+            if digest is not None:
+                digest.add(batch)
+            yield batch
 
     def save_if_due(self) -> None:
         """Save a checkpoint if it is due. The state of the stage must be consistent."""
@@ -90,7 +100,8 @@ class CheckpointedWork(ResumableWork):
         self._path, self._every, self._key, self._stages = path, every, key, list(stages)
         self._saved = _synchronize(saved, self._stages)
         self._settings = dict(self._saved.settings) if self._saved else {}
-        self._progress = SavedState("")  # stage, position and digest only
+        self._digests = dict(self._saved.digests) if self._saved else {}
+        self._progress = SavedState("")  # stage, position and digests only
         self._local: StateFunction = dict
         self._shared: Mapping[str, Tensor] = {}
         self._interrupt = interrupt
@@ -103,38 +114,46 @@ class CheckpointedWork(ResumableWork):
     def begin_stage(
         self, stage: str, local: StateFunction, shared: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        self._local, self._shared, self._progress = local, shared or {}, SavedState(stage)
+        self._local, self._shared = local, shared or {}
+        self._progress = SavedState(stage, digests=self._digests)
         saved = self._saved
         if saved is None or self._stages.index(saved.stage) < self._stages.index(stage):
             return {}
         if saved.stage == stage:
-            self._progress, self._saved = SavedState(stage, saved.position, saved.digest), None
+            self._progress, self._saved = SavedState(stage, saved.position, saved.digests), None
         return {**saved.shared, **saved.local}
 
     def is_complete(self, stage: str) -> bool:
         saved = self._saved
         return saved is not None and self._stages.index(saved.stage) > self._stages.index(stage)
 
-    def remaining_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        resumed, end, digest = self._progress, 0, ""
+    def remaining_batches(self, batches: Iterable[Batch], digest: DataDigest | None = None) -> Iterator[Batch]:
+        resumed, end, data = self._progress, 0, digest or DataDigest()
         for batch in batches:
-            digest = digest_tensors(_batch_tensors(batch), digest)
+            data.add(batch)
             start, end = end, batch.start + batch.size
+            if not start:
+                self._check_digest(FIRST, data)
             if end == resumed.position:
-                self._check_data(digest == resumed.digest)
+                self._check_data(data.in_batches == resumed.digests.get(PROCESSED))
             if end <= resumed.position:
                 continue
             self._check_data(start >= resumed.position)
             yield batch
-            self._progress = SavedState(resumed.stage, end, digest)
+            self._progress = SavedState(resumed.stage, end, {**self._digests, PROCESSED: data.in_batches})
             self.save_if_due()
         self._check_data(end >= resumed.position)
+        self._check_digest(ALL, data)
 
     def save_if_due(self) -> None:
         if self._interrupt.requested or time.monotonic() - self._last_save >= self._every:
             self._save()
         if self._interrupt.requested:
             raise KeyboardInterrupt
+
+    def _check_digest(self, name: str, data: DataDigest) -> None:
+        """Check that data has the digest of earlier stages. The first stage sets it."""
+        self._check_data(self._digests.setdefault(name, data.in_batches) == data.in_batches)
 
     def _check_data(self, is_same: bool) -> None:
         if not is_same:
@@ -165,12 +184,6 @@ def check_saved_tensor(name: str, saved: Tensor, expected: Tensor) -> Tensor:
     return saved
 
 
-def _batch_tensors(batch: Batch) -> Iterator[Tensor]:
-    yield from batch.tensors()
-    if batch.labels is not None:
-        yield batch.labels
-
-
 def _synchronize(saved: SavedState | None, stages: Sequence[str]) -> SavedState | None:
     """Make all processes resume in the same stage.
 
@@ -183,8 +196,8 @@ def _synchronize(saved: SavedState | None, stages: Sequence[str]) -> SavedState 
     if min(reached) == latest:
         return saved
     source, rank = reached.index(latest), process_info().rank
-    shared = broadcast_object(saved.shared if saved is not None and rank == source else None, source)
+    shared, digests = broadcast_object((saved.shared, saved.digests) if saved and rank == source else None, source)
     if reached[rank] == latest:
         return saved
     kept = {} if saved is None else saved.settings
-    return SavedState(stages[latest], settings=kept, shared=shared)
+    return SavedState(stages[latest], digests=digests, settings=kept, shared=shared)

@@ -35,19 +35,19 @@ def check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor) 
     with torch.no_grad():
         alone = torch.cat([run_model(model, example.to(logits.device)) for example in batch.split(1)]).detach()
         again = run_model(model, batch.to(logits.device)).detach()
-    if not _close(again, recorded):
+    if not are_close(again, recorded):
         raise ModelError(
             "The logits of the same batch differ from run to run, so the model is random even in eval mode. "
             "Usual cause: functional.dropout without training=self.training."
         )
-    if not all(map(_close, alone, recorded)):
+    if not all(map(are_close, alone, recorded)):
         raise ModelError(
             "The logits of an example depend on the other examples of its batch, so per-example gradients do "
             "not exist. Usual causes: BatchNorm with track_running_stats=False, an axis other than the first as the "
             "batch, a decision that is made once for the whole batch. "
             f"Difference in the first batch: {float((alone - recorded).abs().max()):.3g}."
         )
-    if not _close(plain, recorded, power=0.25):  # a replaced forward may round differently
+    if not are_close(plain, recorded, power=0.25):  # a replaced forward may round differently
         raise ModelError(
             "The logits change when the layers of the model are recorded, so a layer does not compute the function of "
             f"its type. Difference in the first batch: {float((plain - recorded).abs().max()):.3g}. Leave such "
@@ -55,8 +55,8 @@ def check_logits(model: nn.Module, batch: Batch, logits: Tensor, plain: Tensor) 
         )
 
 
-def _close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:
-    """Equal up to a power of eps in the coarser precision, relative to the norm."""
+def are_close(value: Tensor, truth: Tensor, power: float = 0.5) -> bool:
+    """Whether values are equal up to a power of eps in the coarser precision, relative to their norm."""
     precision = max(torch.finfo(value.dtype).eps, torch.finfo(truth.dtype).eps)
     error, size = (float(part.norm()) for part in (as_double(value) - as_double(truth), as_double(truth)))
     return error <= float(precision**power) * size

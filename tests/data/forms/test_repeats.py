@@ -136,6 +136,22 @@ def test_batches_in_another_order_are_fitted() -> None:
     assert IFComp(Counting()).fit(Batches(batch)).factors is not None
 
 
+def test_data_that_differs_between_the_passes_is_refused() -> None:
+    """A value, or a label, of the last batch; the check of a few examples before the fit does not see it."""
+    for change in (lambda x, y: (x + 1e-6, y), lambda x, y: (x, (y + 1) % 3)):
+        reads = iter(range(9))
+
+        def batches(change: Any = change, reads: Any = reads) -> Any:
+            first, last = (X[:10], Y[:10]), (X[10:], Y[10:])
+            return iter([first, change(*last) if next(reads) > 0 else last])
+
+        class Changing:
+            __iter__ = staticmethod(batches)
+
+        with pytest.raises(DataError, match="second pass differ from those of the first"):
+            IFComp(Counting()).fit(Changing())
+
+
 @pytest.mark.parametrize("make", [lambda: Rows(Tensor.clone), lambda: DataLoader(Rows(Tensor.numpy), 8)])
 def test_equal_data_is_accepted(make: Callable[[], Any]) -> None:
     assert len(IFComp(Counting()).fit(make()).score(make())) == 40

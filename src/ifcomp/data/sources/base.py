@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
-from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.batches import as_batches
+from ifcomp.data.digests import DataDigest
 from ifcomp.data.sources.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -130,25 +129,9 @@ class Source:
         The digest of examples of equal shape does not depend on the size of the batches.
         """
         if "digest" not in self._computed:
-            self._computed["digest"] = digest_batches(as_batches(self.data))
+            self._computed["digest"] = DataDigest.of(as_batches(self.data)).in_order
         return self._computed["digest"]
 
     def preview(self, indices: Iterable[int]) -> list[Preview]:
         """Return previews of the examples at the given positions, in that order."""
         return self.previews(list(indices))
-
-
-def digest_batches(batches: Iterable[Batch]) -> str:
-    """Return a SHA-256 digest of the tensors of all batches, in hexadecimal digits."""
-    streams: dict[int, Any] = {}
-    forms: dict[int, str] = {}
-    for batch in batches:
-        tensors = [*batch.tensors(), *([] if batch.labels is None else [batch.labels])]
-        for place, value in enumerate(tensors):
-            stream = streams.setdefault(place, hashlib.sha256())
-            form = f"{value.dtype} {list(value.shape[1:])} "
-            if forms.get(place) != form:
-                stream.update(form.encode())
-                forms[place] = form
-            stream.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return hashlib.sha256(" ".join(stream.hexdigest() for stream in streams.values()).encode()).hexdigest()
