@@ -1,9 +1,10 @@
 """Run suites: measure, store and print results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks import record
 from benchmarks.suite import Section, Setup, Suite
@@ -38,7 +39,7 @@ def run(
         rounds: Number of timed rounds.
         tiny: Use small networks and few examples, to test that the suites run.
         folder: Folder of raw results, written after each subject; None writes nothing.
-        console: Console for tables.
+        console: Console on which the subject that is measured is shown.
         note: Note to store with the results.
 
     Returns:
@@ -46,17 +47,24 @@ def run(
     """
     results: dict[str, list[record.Run]] = {}
     for suite in suites:
-        console.print(f"\n[bold]{suite.name}[/bold]: {suite.about}", highlight=False, soft_wrap=True)
         runs = results[suite.name] = []
         for count in threads:
             for section in suite.sections:
                 if section.threads is None or count in section.threads:
                     setup = Setup(count, rounds, tiny)
                     runs += _measure(suite, section, setup, folder, console, note)
-                    console.print(terminal_table(section, runs, count))
-        if folder is not None:
-            console.print(f"raw numbers: {folder / suite.name}.json", highlight=False)
     return results
+
+
+def tables(suites: Sequence[Suite], results: Mapping[str, Sequence[record.Run]], threads: Sequence[int]) -> list[Table]:
+    """Return the tables of all sections for the results of `run`."""
+    return [
+        terminal_table(section, results[suite.name], count)
+        for suite in suites
+        for count in threads
+        for section in suite.sections
+        if section.threads is None or count in section.threads
+    ]
 
 
 def _measure(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,11 +87,13 @@ def page(tmp_path: Path, ifc: IFComp | None = None, **parts: Any) -> str:
 def test_all_results_are_on_the_page(tmp_path: Path) -> None:
     ifc = fitted()
     calibration = ifc.calibrate(names()["held_out"])
-    scores = ifc.score(TRAIN[0]).frame
-    ood = scores.assign(is_ood=[True] * 7 + [False] * 393)
+    gate = ifc.ood_detector(names()["held_out"])
+    ood = gate.table(TRAIN[0], ood=1 - TRAIN[0])
     text = page(tmp_path, audit=audit(), ood=ood, calibration=calibration, title="All <results>")
     assert audit().headline in text
-    assert "7 of 400 new inputs are flagged as OOD" in text
+    known = int((ood.ood_scores > gate.threshold).sum())
+    assert f"{len(ood.flagged) + known} of 800 inputs are above the threshold" in text
+    assert f"known OOD inputs: 400 examples, median {np.median(ood.ood_scores):.3g}, {known} flagged" in text
     assert f"{calibration.curves['softmax'].ece:.3f}" in text
     assert "All &lt;results&gt;" in text
     assert "2,410 of the model" in text
@@ -118,12 +119,8 @@ def test_an_audit_without_a_fit_is_reported(tmp_path: Path) -> None:
     assert "The fit covers" not in text
 
 
-def test_results_with_a_frame_are_accepted(tmp_path: Path) -> None:
-    class Table:
-        frame = pd.DataFrame({"score": [0.1, 0.2], "is_ood": [False, True]})
-
-    assert "1 of 2 new inputs" in page(tmp_path, ood=Table())
-    with pytest.raises(DataError, match="ood must be a table"):
+def test_ood_must_be_a_table_of_a_detector(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="ood must be a table of a detector"):
         fitted().report(tmp_path / "r.html", ood=[1, 2])
 
 
@@ -149,9 +146,10 @@ def test_an_audit_of_another_model_is_refused(tmp_path: Path) -> None:
         other().report(tmp_path / "r.html", audit=audit())
 
 
-def test_scores_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="ScoreTable was made with another model"):
-        other().report(tmp_path / "r.html", ood=fitted().score(TRAIN[0]))
+def test_ood_scores_of_another_model_are_refused(tmp_path: Path) -> None:
+    table = fitted().ood_detector(names()["held_out"]).table(TRAIN[0])
+    with pytest.raises(SettingError, match="OODTable was made with another model"):
+        other().report(tmp_path / "r.html", ood=table)
 
 
 def test_a_calibration_of_another_model_fit_or_damping_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
 
 if TYPE_CHECKING:
-    from ifcomp.report import ReliabilityPair, ShowExamples
+    from ifcomp.report import OODScores, ReliabilityPair, ShowExamples
+    from ifcomp.tasks.ood_table import OODTable
 
 #: Safe on small and large networks; OOD detection prefers far smaller values.
 DEFAULT_DAMPING = Relative(0.1)
@@ -723,7 +724,7 @@ class IFComp(FittedState):
         path: str | os.PathLike[str],
         *,
         audit: LabelAudit | None = None,
-        ood: Any = None,
+        ood: OODTable | OODScores | None = None,
         calibration: Calibration | ReliabilityPair | None = None,
         title: str | None = None,
         previews: ShowExamples | None = None,
@@ -736,7 +737,7 @@ class IFComp(FittedState):
         Args:
             path: File to write; its name ends in ``.html``.
             audit: Result of `audit`, with neighbours and influential examples of its suspects.
-            ood: A table of new inputs with scores in nats, larger = more surprising.
+            ood: Result of `OODDetector.table`, or scores of several data sets.
             calibration: Result of `calibrate`, or reliability curves of other data.
             title: Heading of the page.
             previews: Function from positions in the audited data to one `ifcomp.report.Preview` each. None shows the
@@ -754,7 +755,7 @@ class IFComp(FittedState):
             >>> ifc.report("report.html", audit=audit, calibration=calibration).name
             'report.html'
         """
-        from ifcomp.report import audit_parts, build_report, class_names_of, complexity_of, current_provenance
+        from ifcomp.report import audit_parts, build_report, class_names_of, current_provenance, ood_scores_of
         from ifcomp.report import reliability_of as reliability
 
         if Path(path).suffix != ".html":
@@ -773,7 +774,7 @@ class IFComp(FittedState):
             title=title or f"Report of {model}",
             **parts,
             calibration=None if calibration is None else reliability(calibration),
-            complexity=None if ood is None else complexity_of(ood),
+            ood=None if ood is None else ood_scores_of(ood),
             class_names=class_names,
             provenance=provenance or current_provenance(model=model, seed=self.settings.seed),
             coverage=None if self.factors is None else self.coverage,

@@ -1,5 +1,6 @@
 """``ifcomp bench`` and ``python -m benchmarks``, from a checkout only."""
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,13 @@ def test_suites_are_listed() -> None:
     assert all(f"{name} (about {suite.minutes:g} min): " in result.stdout for name, suite in SUITES.items())
 
 
+def test_suites_are_listed_as_json() -> None:
+    result = CliRunner().invoke(app, ["bench", "--list", "--json"])
+    content = json.loads(result.stdout)
+    assert (content["command"], list(content["suites"])) == ("bench", list(SUITES))
+    assert content["suites"]["fit"]["minutes"] == SUITES["fit"].minutes
+
+
 def test_an_unknown_suite_is_refused() -> None:
     result = CliRunner().invoke(app, ["bench", "speed"])
     assert result.exit_code == 2
@@ -32,7 +40,7 @@ def test_an_unknown_suite_is_refused() -> None:
 def test_bench_runs_from_a_checkout_only(module: str, folder: Path, succeeds: bool, tmp_path: Path) -> None:
     source = str(Path(ifcomp.__file__).parents[1])
     arguments = ["last", "--tiny", "--rounds", "1", "--threads", "1", "--results", str(tmp_path)]
-    arguments += ["--note", "Some note."]
+    arguments += ["--note", "Some note.", "--json"]
     process = subprocess.run(
         [sys.executable, "-m", module, *(["bench"] if module == "ifcomp" else []), *arguments],
         cwd=folder if succeeds else tmp_path,
@@ -43,5 +51,18 @@ def test_bench_runs_from_a_checkout_only(module: str, folder: Path, succeeds: bo
     )
     assert (process.returncode == 0) == succeeds, process.stderr
     assert (tmp_path / "last.json").exists() == succeeds
-    assert not succeeds or "Some note." in page(tmp_path)
-    assert ("Run this command in a checkout" in " ".join(process.stderr.split())) != succeeds
+    content = json.loads(process.stdout)
+    if succeeds:
+        assert "Some note." in page(tmp_path)
+        assert content["written"] == [str(tmp_path / "last.json")]
+        assert {found["environment"]["note"] for found in content["suites"]["last"]} == {"Some note."}
+    else:
+        assert "Run this command in a checkout" in content["error"]["message"]
+
+
+def test_tables_are_the_answer(tmp_path: Path) -> None:
+    arguments = ["bench", "last", "--tiny", "--rounds", "1", "--threads", "1", "--results", str(tmp_path), "-q"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "threads: 1" in result.stdout
+    assert result.stderr == ""

@@ -4,6 +4,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from project import Project, ifcomp, run_json
 from safetensors.torch import load_file, save_file
 
-from ifcomp import IFComp, ScoreTable
+from ifcomp import IFComp
 from ifcomp.cli.cache import open_cache
 from ifcomp.cli.cached_results import audit_from_parts, audit_parts
 from ifcomp.cli.options import DataOptions, ModelOptions
 from ifcomp.cli.run import open_run
+from ifcomp.detection import OODDetector
 from ifcomp.errors import IfcompWarning
+from ifcomp.tasks.audit import LabelAudit
 
 CACHE = Path("run.ifcomp.cache/audit.safetensors")
 
@@ -28,8 +31,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the verbs that were computed, in order."""
     made: list[str] = []
 
-    def counted(name: str) -> Callable[..., Any]:
-        verb = getattr(IFComp, name)
+    def counted(owner: type, name: str) -> Callable[..., Any]:
+        verb = getattr(owner, name)
 
         def call(*arguments: Any, **settings: Any) -> Any:
             made.append(name)
@@ -37,8 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("audit", "score"):
-        monkeypatch.setattr(IFComp, name, counted(name))
+    for owner, name in ((IFComp, "audit"), (IFComp, "score"), (OODDetector, "table")):
+        monkeypatch.setattr(owner, name, counted(owner, name))
     return made
 
 
@@ -68,12 +71,40 @@ def test_report_after_audit_computes_nothing_and_is_the_same(run: Project, calls
     assert calls == []
 
 
-def test_a_second_report_scores_nothing_again(run: Project, calls: list[str]) -> None:
-    for _ in range(2):
-        calls.clear()
-        result = ifcomp("report", "run.ifcomp", "--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz")
-        assert result.exit_code == 0, result.output
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
+def test_report_after_ood_scores_nothing_again(run: Project, calls: list[str]) -> None:
+    arguments = ("ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz")
+    first = run_json(*arguments)
+    table = Path("ood.csv").read_bytes()
+    assert calls == ["table"]
+    assert ifcomp("report", "run.ifcomp").exit_code == 0
+    calls.clear()
+    assert ifcomp("report", "run.ifcomp", "--ood", "npz:inverted.npz").exit_code == 0
+    assert run_json("ood", "run.ifcomp", "npz:inverted.npz")["top"] == first["top"]
+    assert Path("ood.csv").read_bytes() == table
     assert calls == []
+    assert ifcomp(*arguments, "--tpr", "0.5").exit_code == 0  # another detector
+    assert calls == ["table"]
+
+
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
+def test_one_table_per_data_set_and_only_the_latest_are_stored(run: Project) -> None:
+    opened = open_run("run.ifcomp", ModelOptions())
+    sources = [opened.open_data(f"npz:{name}.npz", DataOptions(), labelled=False) for name in ("inverted", "train")]
+    ifc = opened.load_predictor(*sources)
+    cache = replace(open_cache(opened, ifc), max_tables=1)
+    for tpr in (0.9, 0.8):
+        cache.ood_table(sources[0], ifc.ood_detector(run.arrays("valid")[0], tpr))
+        assert len(tables()) == 1
+    first = tables()
+    cache.ood_table(sources[1], ifc.detector)
+    assert len(tables()) == 1
+    assert tables() != first
+
+
+def tables() -> list[str]:
+    """Names of the stored tables of OOD scores."""
+    return [file.name for file in CACHE.parent.glob("ood-*")]
 
 
 def test_other_data_weights_factors_or_reference_are_computed(run: Project, calls: list[str]) -> None:
@@ -145,20 +176,20 @@ def test_warnings_of_a_stored_result_are_repeated(run: Project) -> None:
     source = opened.open_data(None, DataOptions())
     ifc = opened.load_predictor(source)
 
-    def warned() -> ScoreTable:
+    def warned() -> LabelAudit:
         warnings.warn("few predictors", IfcompWarning, stacklevel=1)
-        return ifc.score(source.batches())
+        return ifc.audit(source.batches())
 
-    def never() -> ScoreTable:
+    def never() -> LabelAudit:
         raise AssertionError("computed again")
 
-    tables = []
+    audits = []
     for compute in (warned, never):
         with pytest.warns(IfcompWarning, match="few predictors") as caught:
-            tables.append(open_cache(opened, ifc).scores(source, {}, compute))
+            audits.append(open_cache(opened, ifc).audit(source, None, compute))
         assert len(caught) == 1
-    pd.testing.assert_frame_equal(tables[0].frame, tables[1].frame, check_exact=True)
-    assert tables[0].settings == tables[1].settings
+    pd.testing.assert_frame_equal(audits[0].frame, audits[1].frame, check_exact=True)
+    assert audits[0].settings == audits[1].settings
 
 
 def test_an_audit_survives_its_parts(project: Project) -> None:

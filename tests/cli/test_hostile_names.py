@@ -88,7 +88,7 @@ def test_output_files_contain_no_user_host_or_folder(project: Project, monkeypat
         ["audit", "run.ifcomp", "--report", "audit.html"],
         ["ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz"],
         ["calibrate", "run.ifcomp", "npz:valid.npz"],
-        ["report", "run.ifcomp", "--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz"],
+        ["report", "run.ifcomp"],
         ["prune", "run.ifcomp", "--drop", "0.1"],
     ):
         result = ifcomp(*arguments)

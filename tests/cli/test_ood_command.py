@@ -58,7 +58,12 @@ def test_known_ood_inputs_are_compared_with_simple_scores(run: Project) -> None:
 
 
 def test_gate(run: Project) -> None:
-    assert run_json(*ARGUMENTS, "--max-flagged", "5", code=3)["max_flagged"] == 5
+    content = run_json(*ARGUMENTS, "--max-flagged", "5", code=3)
+    reason = f"Exit code 3: {content['flagged']} flagged inputs, but --max-flagged allows 5."
+    assert (content["max_flagged"], content["exit_reason"]) == (5, reason)
+    result = ifcomp(*ARGUMENTS, "--max-flagged", "5", "--quiet")
+    assert reason in " ".join(result.stdout.split())
+    assert run_json(*ARGUMENTS, "--max-flagged", "100")["exit_reason"] is None
 
 
 def test_text(run: Project) -> None:

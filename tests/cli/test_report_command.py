@@ -9,7 +9,6 @@ from project import Project, check_refused, ifcomp, run_json
 
 from ifcomp import IFComp
 from ifcomp.tasks.audit import AUDIT_DAMPING
-from ifcomp.tasks.ood import OOD_DAMPING
 
 
 @pytest.fixture
@@ -31,7 +30,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:100 held-out examples are few")
 def test_all_parts(run: Project, parts: dict[str, Any]) -> None:
     assert ifcomp("calibrate", "run.ifcomp", "npz:valid.npz").exit_code == 0
-    options = ["--held-out", "npz:valid.npz", "--strange", "npz:inverted.npz"]
+    assert ifcomp("ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz").exit_code == 0
+    options = ["--held-out", "npz:valid.npz", "--ood", "npz:inverted.npz", "--ood", "npz:unlabelled.npz"]
     content = run_json("report", "run.ifcomp", *options, "--title", "My <digits>")
     page = Path("report.html").read_text()
     assert content["headline"] == parts["audit"].headline
@@ -45,10 +45,13 @@ def test_all_parts(run: Project, parts: dict[str, Any]) -> None:
     index = audit["index"].iloc[7]
     np.testing.assert_array_equal(parts["previews"][index].content, run.arrays("train")[0][index].numpy())
     ifc = IFComp.load("run.ifcomp", run.network())
-    groups = parts["complexity"].groups
-    assert list(groups) == ["npz:valid.npz", "npz:inverted.npz"]
-    expected = ifc.bounded_complexity(run.arrays("inverted")[0], damping=OOD_DAMPING)
-    np.testing.assert_allclose(groups["npz:inverted.npz"], expected, rtol=1e-3)
+    groups, gate = parts["ood"].groups, ifc.detector
+    assert list(groups) == ["held-out inputs", "npz:inverted.npz", "npz:unlabelled.npz"]
+    np.testing.assert_array_equal(groups["held-out inputs"], gate.rule.held_out_scores)
+    np.testing.assert_allclose(groups["npz:inverted.npz"], gate.score(run.arrays("inverted")[0]), rtol=1e-3)
+    assert parts["ood"].threshold == gate.threshold
+    flagged = int((groups["npz:inverted.npz"] > gate.threshold).sum())
+    assert f"{flagged:.3g} % flagged" in page  # of 100 inputs
     valid, labels = run.arrays("valid")
     softmax = run.network()(valid).softmax(1).max(1)
     before = parts["calibration"].before
@@ -104,11 +107,20 @@ def test_other_data_has_no_explanations(run: Project, parts: dict[str, Any]) -> 
     assert parts["explanations"] == {}
 
 
+@pytest.mark.filterwarnings("ignore:100 held-out examples are few")
+def test_a_calibrated_run_shows_its_cross_validated_figures(run: Project, parts: dict[str, Any]) -> None:
+    assert ifcomp("calibrate", "run.ifcomp", "npz:valid.npz").exit_code == 0
+    assert ifcomp("report", "run.ifcomp").exit_code == 0
+    calibration = IFComp.load("run.ifcomp", run.network()).calibration
+    pair = parts["calibration"]
+    assert (pair.before.ece, pair.after_name) == (calibration.curves["softmax"].ece, calibration.form)
+
+
 def test_labels_only(run: Project, parts: dict[str, Any]) -> None:
     result = ifcomp("report", "run.ifcomp")
     assert result.exit_code == 0, result.output
     assert "Wrote report.html" in " ".join(result.stdout.split())
-    assert (parts.get("complexity"), parts["calibration"]) == (None, None)
+    assert (parts["ood"], parts["calibration"]) == (None, None)
     assert parts["title"] == "Labels of npz:train.npz"
     assert parts["coverage"].covered == 910
 
@@ -132,7 +144,9 @@ def test_audit_without_a_run_reports_no_fit(project: Project, parts: dict[str, A
     [
         (["--out", "report.pdf"], "must end in .html"),
         (["--held-out", "npz:gone.npz"], "no file 'gone.npz'"),
-        (["--strange", "npz:gone.npz"], "no file 'gone.npz'"),
+        (["--ood", "npz:gone.npz"], "no file 'gone.npz'"),
+        (["--ood", "npz:inverted.npz"], "has no detector yet"),
+        (["--held-out", "npz:valid.npz"], "is not calibrated"),
         (["--fraction", "0.1"], "No such option: --fraction"),
         (["npz:unlabelled.npz"], "has no labels"),
     ],

@@ -9,9 +9,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from ifcomp import IFComp, Relative
+from ifcomp import IFComp
 from ifcomp.errors import EmptyDataError, SettingError
-from ifcomp.tasks.ood import OOD_DAMPING
 
 pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
 
@@ -73,8 +72,17 @@ def train_loader() -> DataLoader:
     return DataLoader(SyntheticBenchmark().train_set(), batch_size=32)
 
 
+def held_out_loader() -> DataLoader:
+    """Return held-out images, one batch of which are outliers that are skipped."""
+    return DataLoader(ConcatDataset([clusters(200, seed=4), outliers(40, seed=6, noise=2.0)]), batch_size=40)
+
+
 def fitted(**options: object) -> IFCompDetector:
-    return IFCompDetector(trained(), fisher="exact", **options).fit(train_loader())
+    return detector(**options).fit(train_loader())
+
+
+def detector(**options: object) -> IFCompDetector:
+    return IFCompDetector(trained(), held_out_loader(), fisher="exact", **options)
 
 
 def test_ifcomp_detector_is_a_detector() -> None:
@@ -83,14 +91,12 @@ def test_ifcomp_detector_is_a_detector() -> None:
     assert IFCompDetector.info.paper.year == 2024
 
 
-def test_scores_are_the_complexities_of_ifcomp() -> None:
+@pytest.mark.parametrize("score", [None, "energy"])
+def test_scores_are_those_of_the_detector_of_ifcomp(score: str | None) -> None:
     ifc = IFComp(trained(), 0.5, fisher="exact").fit(train_loader())
+    gate = ifc.ood_detector([clusters(200, seed=4).tensors], score=score)
     images = clusters(7, seed=5).tensors[0]
-    assert torch.equal(fitted(beta=0.5)(images), ifc.bounded_complexity(images, damping=OOD_DAMPING))
-    expected = ifc.parametric_complexity(images, damping=OOD_DAMPING, probes=2)
-    assert torch.equal(fitted(beta=0.5, probes=2)(images), expected)
-    expected = ifc.parametric_complexity(images, damping=OOD_DAMPING, alpha=0.3, capped=True)
-    assert torch.equal(fitted(beta=0.5, capped=0.3)(images), expected)
+    torch.testing.assert_close(fitted(beta=0.5, score=score)(images), gate.score(images), rtol=1e-5, atol=1e-6)
 
 
 def test_metrics_of_the_benchmark_equal_those_of_the_scores() -> None:
@@ -121,31 +127,31 @@ def test_scores_do_not_depend_on_the_mode_or_the_batch() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(detector(images), whole, rtol=1e-5, atol=0)
     model = copy.deepcopy(trained()).train()
-    training = IFCompDetector(model, fisher="exact").fit(train_loader())
+    training = IFCompDetector(model, held_out_loader(), fisher="exact").fit(train_loader())
     assert torch.equal(training(images), whole)
     assert model.training
 
 
 def test_outliers_in_the_training_data_are_skipped() -> None:
     mixed = ConcatDataset([clusters(96, seed=1), outliers(40, seed=3, noise=3.0)])
-    detector = IFCompDetector(trained(), fisher="exact").fit(DataLoader(mixed, batch_size=32))
+    with_outliers = detector().fit(DataLoader(mixed, batch_size=32))
     images = clusters(7, seed=5).tensors[0]
-    torch.testing.assert_close(detector(images), fitted()(images), rtol=1e-5, atol=0)
+    torch.testing.assert_close(with_outliers(images), fitted()(images), rtol=1e-4, atol=1e-6)
     with pytest.raises(EmptyDataError):
-        detector.fit(DataLoader(outliers(40, seed=3, noise=3.0), batch_size=32))
+        with_outliers.fit(DataLoader(outliers(40, seed=3, noise=3.0), batch_size=32))
 
 
-def test_grid_search_selects_the_damping() -> None:
+def test_grid_search_selects_beta_and_score() -> None:
     held_out = ConcatDataset([clusters(30, seed=7), outliers(30, seed=8, noise=0.6)])
-    detector = IFCompDetector(trained(), fisher="exact")
-    space = {"beta": [1.0], "damping": [Relative(1e-6), 1e3]}
-    search = GridSearch(detector, train_loader(), DataLoader(held_out, batch_size=30), hyperparameter_space=space)
+    space = {"beta": [1.0], "score": [None, "energy"]}
+    searched = detector()
+    search = GridSearch(searched, train_loader(), DataLoader(held_out, batch_size=30), hyperparameter_space=space)
     best = search.run()
     images, labels = (torch.stack(column) for column in zip(*held_out, strict=True))
-    expected = {value: auroc(fitted(damping=value)(images), labels) for value in space["damping"]}
+    expected = {score: auroc(fitted(score=score)(images), labels) for score in space["score"]}
     assert [row["score"] for row in search.results_] == pytest.approx(list(expected.values()), abs=1e-9)
-    assert best["damping"] == max(expected, key=expected.__getitem__) == detector.damping
-    assert IFCompDetector(trained()).get_hyperparameters() == {"beta": 1.0, "damping": OOD_DAMPING}
+    assert best["score"] == max(expected, key=expected.__getitem__) == searched.score
+    assert detector().get_hyperparameters() == {"beta": 1.0, "score": None}
 
 
 def auroc(scores: Tensor, labels: Tensor) -> float:
@@ -154,10 +160,10 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
 
 def test_wrong_usage_is_refused() -> None:
     with pytest.raises(ModelNotSetException):
-        IFCompDetector(None)
+        IFCompDetector(None, held_out_loader())
     with pytest.raises(RequiresFittingException):
-        IFCompDetector(trained()).predict(torch.zeros(1, 1, 4, 4))
+        detector().predict(torch.zeros(1, 1, 4, 4))
     with pytest.raises(SettingError, match="beta"):
-        IFCompDetector(trained(), beta=-1.0)
-    with pytest.raises(SettingError, match="damping"):
-        IFCompDetector(trained(), damping=-1.0)
+        detector(beta=-1.0)
+    with pytest.raises(SettingError, match="score must be one or several of"):
+        detector(score="loss")

@@ -17,7 +17,7 @@ import pytest
 from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, AuditCase, LargeReport, make_audit, make_curve
 
 from ifcomp.layers.inventory import Coverage, CoverageRow
-from ifcomp.report import ComplexityGroups, LayerNeighbours, Neighbour, Preview, ReliabilityPair, build_report
+from ifcomp.report import LayerNeighbours, Neighbour, OODScores, Preview, ReliabilityPair, build_report
 
 ARGUMENTS = (
     "--headless",
@@ -103,7 +103,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
         title="A small report",
         audit=audit,
         calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05)),
-        complexity=ComplexityGroups([0.1, 0.2], {"noise": [3.0, 4.0]}),
+        ood=OODScores([0.1, 0.2], {"noise": [3.0, 4.0]}, 0.2),
         explanations={first: [(7, 0.25, 1), (8, 0.5, 2), (9, -1.5, 3, Preview("text", "a contradiction"))]},
         neighbours={first: [LayerNeighbours("conv", 0.8, (Neighbour(5, 2, Preview("text", "near")), Neighbour(6, 1)))]},
         previews={index: Preview("image", pixels[index], f"picture-{index:03d}.png") for index in range(60)},
@@ -372,7 +372,7 @@ def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...
         title=names[3],
         audit=audit,
         calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), names[0], names[2]),
-        complexity=ComplexityGroups([1.0], {names[0]: [2.0]}, names[1]),
+        ood=OODScores([1.0], {names[0]: [2.0]}, 1.0, names[1]),
         explanations={at: [(1, 1.0, 0, Preview("text", names[0], names[1]))] for at in index},
         previews=previews,
         class_names=names,

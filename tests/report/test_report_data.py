@@ -16,16 +16,16 @@ from report_cases import AuditCase, CurveCase, make_audit, make_curve
 from ifcomp.errors import DataError, LabelError, SettingError
 from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import (
-    ComplexityGroups,
     LayerNeighbours,
     Neighbour,
+    OODScores,
     Preview,
     ReliabilityPair,
     TrainingExample,
     collect,
     render,
 )
-from ifcomp.report.charts import histogram, log_ticks, reliability
+from ifcomp.report.charts import histogram, reliability, round_ticks
 from ifcomp.report.images import thumbnail
 from ifcomp.report.payload import table_payload
 from ifcomp.report.summary import confusions, headlines, hints, lead
@@ -101,9 +101,9 @@ def test_curves_must_have_matching_shapes() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, math.inf], [[1.0]]])
-def test_complexities_must_be_finite_vectors(values: list[float]) -> None:
+def test_ood_scores_must_be_finite_vectors(values: list[float]) -> None:
     with pytest.raises(DataError, match="'noise'"):
-        collect(title="t", complexity=ComplexityGroups([1.0], {"noise": values}))
+        collect(title="t", ood=OODScores([1.0], {"noise": values}, 1.0))
 
 
 def test_negative_max_previews_is_refused() -> None:
@@ -130,7 +130,7 @@ def test_headlines_of_every_part() -> None:
             title="t",
             audit=replace(make_audit(200, suspects=10), noise_rate=0.04),
             calibration=ReliabilityPair(make_curve(0.094), make_curve(0.068)),
-            complexity=ComplexityGroups([1.0, 2.0], {"a": [3.0, 4.0], "b": [0.5]}),
+            ood=OODScores([1.0, 2.0], {"a": [3.0, 4.0], "b": [0.5]}, 2.0),
             coverage=coverage,
         )
     )
@@ -138,13 +138,13 @@ def test_headlines_of_every_part() -> None:
     assert figures == {
         "Suspicious labels": "5%",
         "Calibration error": "0.094 → 0.068",
-        "OOD detection": "66.7%",  # 3 and 4 are above 1 and 2, 0.5 is above neither: 4 of 6 pairs
+        "OOD inputs": "66.7%",  # 3 and 4 are above the threshold, 0.5 is not
         "Coverage": "75%",
     }
     sentences = " ".join(item.sentence for item in result)
     assert "share of wrong labels, is 4%" in sentences
     assert "falls from 0.094 to 0.068" in sentences
-    assert "AUROC 0.667" in sentences
+    assert "2 of 3 inputs are above the threshold, which accepts 100% of the held-out inputs" in sentences
     assert "300 of the model's 400 parameters" in sentences
 
 
@@ -165,7 +165,7 @@ def test_hints_name_the_missing_parts() -> None:
     names = {name for name, _ in hints(collect(title="t", audit=make_audit(), class_names=list("abcd")))}
     assert names == {
         "calibration",
-        "complexity of OOD inputs",
+        "OOD inputs",
         "coverage",
         "provenance",
         "previews of the examples",
@@ -205,41 +205,41 @@ def _bar_heights(area: str, top: float, baseline: float) -> list[float]:
     return [(baseline - y) / (baseline - top) for _, y in points[1:-1:2]]
 
 
-def test_histogram_has_common_logarithmic_bins() -> None:
+def test_histogram_has_common_bins() -> None:
     generator = np.random.default_rng(0)
-    groups = {"reference": generator.lognormal(-3, 1, 500), "other": generator.lognormal(1, 0.3, 300)}
+    groups = {"reference": generator.normal(-3, 1, 500), "other": generator.normal(1, 0.3, 300)}
     chart = histogram(groups, threshold=0.5)
-    low, high = math.log10(np.quantile(groups["reference"], 0.01)), math.log10(groups["other"].max())
+    low, high = groups["reference"].min(), groups["other"].max()
     for row, values in zip(chart.rows, groups.values(), strict=True):
         counts = np.zeros(40)
         for value in values:
-            counts[min(39, max(0, int((math.log10(value) - low) / (high - low) * 40)))] += 1
+            counts[min(39, int((value - low) / (high - low) * 40))] += 1
         heights = _bar_heights(row.area, row.top, row.baseline)
         assert heights == pytest.approx((counts / counts.max()).tolist(), abs=2e-3)
         assert row.median == pytest.approx(np.median(values))
+        assert row.flagged == (values > 0.5).sum()
     assert chart.rows[0].reference == ""
     assert _bar_heights(chart.rows[1].reference, chart.rows[1].top, chart.rows[1].baseline) == pytest.approx(
         _bar_heights(chart.rows[0].area, chart.rows[0].top, chart.rows[0].baseline), abs=2e-3
     )
-    assert chart.threshold_x == pytest.approx(
-        chart.left + (math.log10(0.5) - low) / (high - low) * (chart.right - chart.left)
-    )
+    assert chart.threshold_x == pytest.approx(chart.left + (0.5 - low) / (high - low) * (chart.right - chart.left))
 
 
-@pytest.mark.parametrize("values", [[0.0, 0.0], [2.0], [0.0, 1e-300, 5.0], [1e6, 1e6]])
+@pytest.mark.parametrize("values", [[0.0, 0.0], [2.0], [0.0, 1e-300, 5.0], [1e6, 1e6], [-7.0, -7.0]])
 def test_histogram_of_extreme_values_is_inside_the_axes(values: list[float]) -> None:
-    chart = histogram({"extreme": np.array(values)})
+    chart = histogram({"extreme": np.array(values)}, values[0])
     heights = _bar_heights(chart.rows[0].area, chart.rows[0].top, chart.rows[0].baseline)
     assert max(heights) == 1.0
     assert min(heights) >= 0.0
-    assert chart.left <= chart.rows[0].median_x <= chart.right
+    assert chart.left <= chart.threshold_x <= chart.right
 
 
-def test_log_ticks_are_few_and_round() -> None:
-    assert log_ticks(-0.02, 0.75) == [1, 2, 3, 4, 5]
-    assert log_ticks(-1.5, 0.4) == [0.05, 0.1, 0.2, 0.5, 1, 2]
-    assert log_ticks(-3.2, 1.1) == [0.001, 0.01, 0.1, 1, 10]
-    assert 4 <= len(log_ticks(-30, 3)) <= 9
+def test_ticks_are_few_and_round() -> None:
+    assert round_ticks(0.2, 5.1) == [1, 2, 3, 4, 5]
+    assert round_ticks(-1.5, 0.4) == [-1.5, -1, -0.5, 0]
+    assert round_ticks(-12, 33) == [-10, 0, 10, 20, 30]
+    for high in (1e-9, 0.3, 7.7, 999.0, 1e12):
+        assert 3 <= len(round_ticks(0, high)) <= 9
 
 
 # Payload -----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, LargeReport, make_audit, m
 from ifcomp.errors import StorageError
 from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import (
-    ComplexityGroups,
     LayerNeighbours,
     Neighbour,
+    OODScores,
     Preview,
     ReliabilityPair,
     build_report,
@@ -67,7 +67,7 @@ def render_report(names: tuple[str, ...]) -> str:
             title=names[3],
             audit=replace(audit, headline=names[0], settings={names[0]: names[1]}, descriptions={"score": names[2]}),
             calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), names[0], names[1]),
-            complexity=ComplexityGroups([1.0, 2.0], {names[0]: [3.0], names[2]: [4.0]}, names[1]),
+            ood=OODScores([1.0, 2.0], {names[0]: [3.0], names[2]: [4.0]}, 2.0, names[1]),
             explanations={suspect: [(5, 1.0, 0, Preview("text", names[0], names[1]))]},
             neighbours={suspect: [LayerNeighbours(names[0], 1.0, (Neighbour(5, 0, Preview("text", names[1])),))]},
             previews=previews,
@@ -137,12 +137,12 @@ def test_names_with_invalid_unicode(tmp_path: Path) -> None:
     assert json.loads(Page(text).texts["script"][0])["classes"] == ["\udcff", "b"]
 
 
-@pytest.mark.parametrize("part", ["audit", "calibration", "complexity", "coverage"])
+@pytest.mark.parametrize("part", ["audit", "calibration", "ood", "coverage"])
 def test_each_part_alone(part: str) -> None:
     parts = {
         "audit": make_audit(),
         "calibration": ReliabilityPair(make_curve(0.1), make_curve(0.05)),
-        "complexity": ComplexityGroups([0.1, 0.2]),
+        "ood": OODScores([0.1, 0.2], {"new": [0.3]}, 0.2),
         "coverage": Coverage((CoverageRow("0", "linear", "EKFAC", 3, True),)),
     }
     source = render(collect(title="t", **{part: parts[part]}))  # type: ignore[arg-type]
@@ -150,12 +150,12 @@ def test_each_part_alone(part: str) -> None:
     assert ("table" in identifiers) == (part == "audit")
     assert ("data" in identifiers) == (part == "audit")
     assert ("reliability-title" in identifiers) == (part == "calibration")
-    assert ("complexity-title" in identifiers) == (part == "complexity")
+    assert ("ood-title" in identifiers) == (part == "ood")
     assert ("Coverage of every layer" in source) == (part == "coverage")
     for other, hint in {
         "audit": "audit=ifc.audit(loader)",
         "calibration": "calibration=ifc.calibrate(held_out)",
-        "complexity": "ood=gate.table(new)",
+        "ood": "ood=gate.table(new)",
         "coverage": "coverage=ifc.coverage",
     }.items():
         assert (hint in source) == (other != part)

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from ifcomp import IFComp
-from ifcomp.report import ComplexityGroups, Preview, ReliabilityPair, build_report, current_provenance
+from ifcomp.report import OODScores, Preview, ReliabilityPair, build_report, current_provenance
 from ifcomp.tasks.calibration import reliability_curve
 
 
@@ -33,9 +33,7 @@ def test_report_of_audit_curves_complexities_and_coverage(tmp_path: Path) -> Non
             reliability_curve(model(images).detach().softmax(1), labels),
             reliability_curve(ifc.predict_proba(images, alpha=0.01), labels),
         ),
-        complexity=ComplexityGroups(
-            ifc.parametric_complexity(images), {"noise": ifc.parametric_complexity(1 - images)}
-        ),
+        ood=OODScores(ifc.bounded_complexity(images), {"noise": ifc.bounded_complexity(1 - images)}, 0.5),
         previews={index: Preview("image", image.view(8, 8)) for index, image in enumerate(images)},
         coverage=ifc.coverage,
         provenance=current_provenance(seed=0),

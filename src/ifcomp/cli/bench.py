@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ifcomp.cli import options
+from ifcomp.cli.output import Outcome, paragraph
 from ifcomp.errors import MissingPackageError
 
 EPILOG = "[bold]Example:[/bold] ifcomp bench influence fit --threads 1"
@@ -35,23 +36,24 @@ def bench(
         typer.Option("--tiny", help="Smoke test with small networks; results are written only with --results."),
     ] = False,
     show: Annotated[bool, typer.Option("--list", help="List the suites and exit.")] = False,
-    version: options.Version = False,
-) -> None:
+) -> Outcome:
     """Time the library against forward passes, the paper's implementation and other packages.
 
     Needs a checkout of the repository and an idle machine. The tables show which goals are met. Raw results are written
-    after each network to one JSON file per suite, where they replace older ones.
+    after each network to one JSON file per suite, where they replace older ones. The tables are printed at the end.
     """
     run = _import_benchmarks("run")
     chosen = run.chosen(suites or [])
-    console = Console(width=None if sys.stdout.isatty() else 160)
     if show:
-        for suite in chosen:
-            about = f"[bold]{suite.name}[/bold] (about {suite.minutes:g} min): {suite.about}"
-            console.print(about, highlight=False, soft_wrap=True)
-        return
+        listed = {suite.name: {"about": suite.about, "minutes": suite.minutes} for suite in chosen}
+        lines = [f"{suite.name} (about {suite.minutes:g} min): {suite.about}" for suite in chosen]
+        return Outcome({"suites": listed}, [paragraph("\n".join(lines))])
     folder = results if tiny or results else _import_benchmarks("record").RESULTS
-    run.run(chosen, threads or [1, 2], rounds, tiny, folder, console, note)
+    counts = threads or [1, 2]
+    measured = run.run(chosen, counts, rounds, tiny, folder, Console(stderr=True), note)
+    facts = {name: [asdict(found) for found in runs] for name, runs in measured.items()}
+    written = {} if folder is None else {str(folder / f"{suite.name}.json"): "raw results" for suite in chosen}
+    return Outcome({"suites": facts}, run.tables(chosen, measured, counts), written)
 
 
 def _import_benchmarks(name: str) -> Any:

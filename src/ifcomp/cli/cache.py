@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ifcomp._version import __version__
-from ifcomp.cli.cached_results import audit_from_parts, audit_parts, scores_from_parts, scores_parts
+from ifcomp.cli.cached_results import audit_from_parts, audit_parts, ood_from_parts, ood_parts
 from ifcomp.cli.keys import is_signed, sign
 from ifcomp.data.batches import as_batches
 from ifcomp.distributed import process_info
@@ -30,13 +31,15 @@ from ifcomp.io.untrusted import read_safetensors
 from ifcomp.layers.forward import run_model
 
 if TYPE_CHECKING:
-    from ifcomp import IFComp, ScoreTable
+    from ifcomp import IFComp
     from ifcomp.cli.run import Run
     from ifcomp.data.sources import Source
+    from ifcomp.detection import OODDetector
     from ifcomp.tasks.audit import LabelAudit
+    from ifcomp.tasks.ood_table import OODTable
 
 #: Version of the file format.
-SCHEMA = 1
+SCHEMA = 2
 
 #: Largest size of a stored result in bytes.
 MAX_BYTES = 2**30
@@ -57,11 +60,13 @@ class Cache:
         folder: The folder of the cache; None stores nothing.
         ifc: The predictor of the run.
         identity: What the results depend on besides the data and the code of the model, as plain JSON.
+        max_tables: Largest number of stored tables of OOD scores.
     """
 
     folder: Path | None
     ifc: IFComp
     identity: Mapping[str, Any]
+    max_tables: int = 8
 
     def audit(self, source: Source, reference: Source | None, compute: Callable[[], LabelAudit]) -> LabelAudit:
         """Return the audit of a source, read or computed. Only the latest audit is stored."""
@@ -70,12 +75,27 @@ class Cache:
         key = self._key(source, reference=None if reference is None else reference.digest())
         return self._result("audit", key, compute, audit_parts, audit_from_parts)
 
-    def scores(self, source: Source, settings: Mapping[str, Any], compute: Callable[[], ScoreTable]) -> ScoreTable:
-        """Return the scores of a source with these settings, read or computed."""
+    def ood_table(self, source: Source, detector: OODDetector) -> OODTable:
+        """Return the table of a detector for a source, read or computed. One per data set is stored."""
+
+        def compute() -> OODTable:
+            return detector.table(source.batches())
+
         if self.folder is None:
             return compute()
-        key = self._key(source, settings=dict(settings))
-        return self._result(f"scores-{digest_tensors([], key)[:16]}", key, compute, scores_parts, scores_from_parts)
+        key = self._key(source, detector=detector.rule.to_json())
+        name = f"ood-{digest_tensors([], source.digest())[:16]}"
+        table = self._result(name, key, compute, ood_parts, partial(ood_from_parts, detector.rule))
+        self._remove_old_tables()
+        return table
+
+    def _remove_old_tables(self) -> None:
+        """Remove all tables of OOD scores but the latest."""
+        assert self.folder is not None
+        with suppress(OSError):
+            tables = sorted(self.folder.glob("ood-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+            for file in tables[: -self.max_tables]:
+                file.unlink(missing_ok=True)
 
     def _result(
         self,

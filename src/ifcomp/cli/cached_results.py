@@ -11,21 +11,21 @@ import torch
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from torch import Tensor
 
-from ifcomp import ScoreTable
 from ifcomp.evidence.members import Evidence, Member
 from ifcomp.tasks.audit import LabelAudit
+from ifcomp.tasks.ood_rule import OODRule
+from ifcomp.tasks.ood_table import OODTable
 
 
-def scores_parts(table: ScoreTable) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a score table as tensors by name and plain JSON."""
+def ood_parts(table: OODTable) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the frame of a table of OOD scores as tensors by name and plain JSON."""
     tensors: dict[str, Tensor] = {}
-    columns = _put_frame(tensors, "frame", table.frame)
-    return tensors, {"frame": columns, "settings": dict(table.settings)}
+    return tensors, {"frame": _put_frame(tensors, "frame", table.frame)}
 
 
-def scores_from_parts(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> ScoreTable:
-    """Return the score table of `scores_parts`."""
-    return ScoreTable(_get_frame(tensors, "frame", plain["frame"]), plain["settings"])
+def ood_from_parts(rule: OODRule, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> OODTable:
+    """Return the table of `ood_parts` for the rule of its detector."""
+    return OODTable(_get_frame(tensors, "frame", plain["frame"]), rule)
 
 
 def audit_parts(audit: LabelAudit) -> tuple[dict[str, Tensor], dict[str, Any]]:

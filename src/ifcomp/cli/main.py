@@ -234,4 +234,4 @@ _register(as_command(report.report), report.EPILOG)
 _register(as_command(apply.apply), apply.EPILOG)
 _register(as_command(selftest.selftest), selftest.EPILOG)
 _register(as_command(reproduce.reproduce), reproduce.EPILOG)
-_register(bench.bench, bench.EPILOG)  # prints tables while it runs, so it returns no outcome
+_register(as_command(bench.bench), bench.EPILOG)

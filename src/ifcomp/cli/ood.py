@@ -81,6 +81,7 @@ def ood(
     The score joins bounded complexity, energy and the distance to training examples by their ranks among held-out
     inputs. Larger = more surprising. Labels are not used. The detector is stored in the run.
     """
+    from ifcomp.cli.cache import open_cache
     from ifcomp.cli.run import open_run
     from ifcomp.tasks.ood import check_members, ood_threshold
 
@@ -107,8 +108,12 @@ def ood(
         ifc.ood_detector(others[held_out].batches(), 0.95 if tpr is None else tpr, members)
         run.save(ifc)
         written[path] = "the run with its detector"
-    detector = _stored_detector(ifc, path)
-    checked = detector.table(source.batches(), ood=None if known_ood is None else others[known_ood].batches())
+    detector = stored_detector(ifc, path)
+    if known_ood is None:
+        checked = open_cache(run, ifc).ood_table(source, detector)
+    else:
+        checked = detector.table(source.batches(), ood=others[known_ood].batches())
+    reason = _gate(checked, max_flagged)
     write_table(out, checked.ranked, checked.descriptions, dict(checked.settings), source)
     facts = {
         "run": path,
@@ -117,6 +122,7 @@ def ood(
         "ood": known_ood,
         **_results(checked, detector),
         "max_flagged": max_flagged,
+        "exit_reason": reason,
         "top": records(checked.ranked.head(top), source),
     }
     return Outcome(
@@ -125,18 +131,28 @@ def ood(
             paragraph(checked.headline),
             *_comparison_table(checked.comparison),
             *_top_table(facts, run.class_names(source)),
+            *([paragraph(reason)] if reason else []),
         ],
         {**written, out: f"all {len(checked.frame):,} inputs, most surprising first"},
-        {options.command_line("report", path, model=model, strange=data): "a histogram in the report"},
-        GATE if max_flagged is not None and len(checked.flagged) > max_flagged else 0,
+        {options.command_line("report", path, model=model, ood=data): "a histogram in the report"},
+        GATE if reason else 0,
     )
 
 
-def _stored_detector(ifc: IFComp, path: str) -> OODDetector:
+def _gate(checked: OODTable, max_flagged: int | None) -> str | None:
+    """Return the reason for exit code `GATE`; None if there are not too many flagged inputs."""
+    count = len(checked.flagged)
+    if max_flagged is None or count <= max_flagged:
+        return None
+    return f"Exit code {GATE}: {count:,} flagged inputs, but --max-flagged allows {max_flagged:,}."
+
+
+def stored_detector(ifc: IFComp, path: str) -> OODDetector:
+    """Return the detector of a run. Raises if it has none."""
     if ifc.detector is None:
         raise SettingError(
-            f"'{path}' has no detector yet. Name in-distribution inputs that the model was not trained on with "
-            "--held-out: they set the threshold."
+            f"'{path}' has no detector yet. Name in-distribution inputs that the model was not trained on, which set "
+            f"the threshold: 'ifcomp ood {path} DATA --held-out DATA'."
         )
     return ifc.detector
 

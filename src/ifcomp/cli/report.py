@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ifcomp.cli import options
 from ifcomp.cli.output import Outcome, check_target, paragraph
+from ifcomp.errors import SettingError
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
     from ifcomp.cli.cache import Cache
     from ifcomp.cli.run import Run
     from ifcomp.data.sources import Source
-    from ifcomp.report import ComplexityGroups, ReliabilityPair
+    from ifcomp.detection import OODDetector
+    from ifcomp.report import OODScores, ReliabilityPair
     from ifcomp.tasks.audit import LabelAudit
 
-EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --held-out npz:test.npz --out report.html"
+EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --ood folder:new --out report.html"
 
 
 def report(
@@ -32,33 +34,36 @@ def report(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="In-distribution data that the model was not trained on. A calibrated run needs its labels.",
+            help="Labelled data that the model was not trained on, for the calibration.",
+            show_default="the cross-validated figures of 'ifcomp calibrate'",
         ),
     ] = None,
-    strange: Annotated[
+    ood: Annotated[
         list[str] | None,
-        typer.Option(metavar="DATA", help="OOD inputs whose complexity is compared; can be repeated."),
+        typer.Option(
+            metavar="DATA", help="Inputs that the detector of the run scores, see 'ifcomp ood'; can be repeated."
+        ),
     ] = None,
 ) -> Outcome:
-    """Write one self-contained HTML file with suspicious labels, calibration, complexity and coverage."""
+    """Write one self-contained HTML file with suspicious labels, calibration, OOD scores and coverage."""
     from ifcomp.cli.cache import open_cache
+    from ifcomp.cli.ood import stored_detector
     from ifcomp.cli.run import check_labelled, open_run
 
     check_target(out, (".html",))
     run = open_run(path, model)
     source = run.open_data(data, reading)
     check_labelled(source)
-    ood_sources = {spec: run.open_data(spec, reading, labelled=False, secondary=True) for spec in strange or ()}
+    ood_sources = [run.open_data(spec, reading, labelled=False, secondary=True) for spec in ood or ()]
     held_out_source = None if held_out is None else run.open_data(held_out, reading, secondary=True)
-    ifc = run.load_predictor(source, *ood_sources.values(), *([held_out_source] if held_out_source else []))
-    parts: dict[str, Any] = {}
-    if ifc.calibration is not None and held_out_source is not None:
-        check_labelled(held_out_source)
-        parts["calibration"] = _reliability(ifc, held_out_source)
+    ifc = run.load_predictor(source, *ood_sources, *([held_out_source] if held_out_source else []))
     cache = open_cache(run, ifc)
+    parts: dict[str, Any] = {"calibration": ifc.calibration}
+    if held_out_source is not None:
+        parts["calibration"] = _reliability(ifc, held_out_source, path)
+    if ood_sources:
+        parts["ood"] = _ood_scores(stored_detector(ifc, path), cache, ood_sources)
     audit = cache.audit(source, None, lambda: ifc.audit(source.batches()))
-    if held_out_source is not None or ood_sources:
-        parts["ood"] = _complexity(ifc, cache, held_out_source or source, ood_sources)
     write_report(out, run, ifc, source, audit, title=title, **parts)
     facts = {"headline": audit.headline, "examples": len(audit.frame), "suspects": len(audit.suspects)}
     return Outcome(
@@ -68,29 +73,27 @@ def report(
     )
 
 
-def _reliability(ifc: IFComp, held_out: Source) -> ReliabilityPair:
+def _reliability(ifc: IFComp, held_out: Source, path: str) -> ReliabilityPair:
     """Return the reliability curves of the model and of its calibration on held-out data."""
-    from ifcomp.cli.run import predict_source
+    from ifcomp.cli.run import check_labelled, predict_source
     from ifcomp.report import ReliabilityPair
 
+    if ifc.calibration is None:
+        raise SettingError(
+            f"'{path}' is not calibrated, so --held-out has nothing to show. Run 'ifcomp calibrate {path} DATA' first."
+        )
+    check_labelled(held_out)
     curves = predict_source(ifc, held_out).curves()
     return ReliabilityPair(curves["model"], curves["calibrated"], "model", "calibrated")
 
 
-def _complexity(
-    ifc: IFComp, cache: Cache, in_distribution: Source, ood_sources: Mapping[str, Source]
-) -> ComplexityGroups:
-    """Return the bounded complexity of in-distribution and OOD inputs in nats."""
-    from ifcomp.report import ComplexityGroups
-    from ifcomp.tasks.ood import OOD_DAMPING
+def _ood_scores(detector: OODDetector, cache: Cache, sources: Sequence[Source]) -> OODScores:
+    """Return the scores of held-out and new inputs."""
+    from ifcomp.report import OODScores
 
-    def complexity(source: Source) -> Any:
-        inputs, settings = source.unlabelled(), {"damping": repr(OOD_DAMPING)}
-        scores = cache.scores(inputs, settings, lambda: ifc.score(inputs.batches(), damping=OOD_DAMPING))
-        return scores.column("bounded_complexity")
-
-    ood = {name: complexity(source) for name, source in ood_sources.items()}
-    return ComplexityGroups(complexity(in_distribution), ood, in_distribution.spec)
+    tables = {source.spec: cache.ood_table(source, detector) for source in sources}
+    new = {name: table.frame["score"].to_numpy() for name, table in tables.items()}
+    return OODScores(detector.rule.held_out_scores, new, detector.threshold, detector.rule.title)
 
 
 def write_report(

@@ -5,16 +5,15 @@ Larger scores = more out-of-distribution, as in pytorch-ood.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ifcomp.curvature.factors import Damping, Relative
 from ifcomp.optional import requires_package
 from ifcomp.predictor import IFComp
-from ifcomp.tasks.ood import OOD_DAMPING
+from ifcomp.tasks.ood import check_members
 
 with requires_package("pytorch-ood", "ood"):
     from pytorch_ood.api import (
@@ -29,21 +28,20 @@ with requires_package("pytorch-ood", "ood"):
 
 
 class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has no type information
-    """Outlier detector whose score is bounded complexity in nats, from 0 to log K; larger = more surprising.
+    """Outlier detector with the score of `IFComp.ood_detector`; larger = more surprising.
 
-    With ``probes`` the score is parametric complexity ``log(1 + E[IF] / n)`` (eq. ifcomp_par); with ``capped`` it is
-    parametric complexity with hindsight probabilities capped at 1.
+    The score joins bounded complexity, energy and the distance to training examples by their ranks among held-out
+    inputs. Pytorch-ood fits detectors on training data only, so the held-out inputs are an argument of the constructor.
 
     Example:
-        >>> detector = IFCompDetector(model).fit(train_loader)
+        >>> detector = IFCompDetector(model, held_out=validation_loader).fit(train_loader)
         >>> benchmark.evaluate(detector, loader_kwargs={"batch_size": 128})
 
     Attributes:
         model: Classifier. It is evaluated in eval mode and not modified.
-        beta: Inverse temperature; a change takes effect at the next `fit`.
-        damping: Damping of the scores; see `ifcomp.tasks.ood.OOD_DAMPING`.
-        probes: Number of probes, or None for all labels.
-        capped: Alpha of capped complexity, or None.
+        held_out: Batches ``(x, y)`` of in-distribution inputs that the model was not trained on.
+        beta: Inverse temperature.
+        score: As for `IFComp.ood_detector`. Changes of attributes take effect at the next `fit`.
     """
 
     info: ClassVar[DetectorInfo] = DetectorInfo(
@@ -58,28 +56,25 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
     requires_fit = True
     hyperparameter_space: ClassVar[dict[str, list[Any]]] = {
         "beta": [0.25, 0.5, 1.0, 2.0],
-        "damping": [Relative(1e-8), OOD_DAMPING, Relative(0.1)],
+        "score": [None, "complexity", "energy", "neighbours"],
     }
 
     def __init__(
         self,
         model: nn.Module,
+        held_out: DataLoader[Any],
         beta: float = 1.0,
-        *,
-        damping: Damping = OOD_DAMPING,
-        probes: int | None = None,
-        capped: float | None = None,
+        score: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         """Inspect the model and check the settings. The model is not modified.
 
         Args:
             model: Classifier that returns logits [B, K].
+            held_out: Batches ``(x, y)`` of inputs that the model was not trained on. Those with negative labels (OOD)
+                are skipped.
             beta: Inverse temperature.
-            damping: Damping of the curvature.
-            probes: Estimate the score from this number of probes; the cost is 1 + 2 probes forward passes instead of
-                1 + 2K.
-            capped: Use capped complexity with this alpha as score.
+            score: Name of one member, or several names; None joins all members.
             options: Further arguments of `IFComp`, such as ``layers``, ``sua``, ``fisher`` and ``seed``.
 
         Raises:
@@ -87,34 +82,32 @@ class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has
         """
         if model is None:
             raise ModelNotSetException("IFCompDetector needs a model: give an nn.Module that returns logits.")
+        check_members(score)
         self.model = model
+        self.held_out = held_out
         self.beta = beta
-        self.damping = damping
-        self.probes = probes
-        self.capped = capped
+        self.score = score
         self._options = options
         self._ifc = self._unfitted()
 
     def fit(self, data_loader: DataLoader[Any]) -> Self:
-        """Estimate the curvature in two passes over the training data. Negative labels (OOD) are skipped."""
+        """Estimate the curvature on training data, and score the held-out inputs. Negative labels (OOD) are skipped."""
         self._ifc = self._unfitted().fit(_InDistribution(data_loader))
+        self._ifc.ood_detector(_InDistribution(self.held_out), score=self.score)
         return self
 
     def predict(self, x: Tensor) -> Tensor:
-        """Return the outlier scores [B] of inputs [B, ...] in nats; larger = more surprising.
+        """Return the outlier scores [B] of inputs [B, ...]; larger = more surprising.
 
         Raises:
             RequiresFittingException: If `fit` was not called.
         """
-        if self._ifc.factors is None:
+        if self._ifc.detector is None:
             raise RequiresFittingException
-        if self.probes is None and self.capped is None:
-            return self._ifc.bounded_complexity(x, damping=self.damping)
-        alpha: dict[str, Any] = {} if self.capped is None else {"capped": True, "alpha": self.capped}
-        return self._ifc.parametric_complexity(x, **alpha, probes=self.probes, damping=self.damping)
+        return self._ifc.detector.score(x)
 
     def _unfitted(self) -> IFComp:
-        return IFComp(self.model, self.beta, damping=self.damping, **self._options)
+        return IFComp(self.model, self.beta, **self._options)
 
 
 class _InDistribution:

@@ -76,8 +76,8 @@ class Row:
     Attributes:
         name: Name of the group.
         count: Number of examples.
-        median: Median in nats.
-        median_x: Horizontal position of the median.
+        median: Median score.
+        flagged: Number of scores above the threshold.
         top: Vertical position of the highest bar's top.
         baseline: Vertical position of the bars' bottom.
         area: The bars as one closed SVG path.
@@ -87,7 +87,7 @@ class Row:
     name: str
     count: int
     median: float
-    median_x: float
+    flagged: int
     top: float
     baseline: float
     area: str
@@ -96,14 +96,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histograms of groups, one below the other, over one logarithmic axis of nats. Each is scaled to its peak."""
+    """Histograms of groups, one below the other, over one axis of scores. Each is scaled to its peak."""
 
     left: float
     right: float
     height: float
     ticks: tuple[Tick, ...]
     rows: tuple[Row, ...]
-    threshold_x: float | None
+    threshold_x: float
 
 
 def reliability(pair: ReliabilityPair) -> Reliability:
@@ -143,39 +143,33 @@ def reliability(pair: ReliabilityPair) -> Reliability:
     )
 
 
-def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> Histogram:
-    """Compute the histograms of all groups in common bins.
-
-    The axis runs from the smallest 1 % quantile of a group to the largest value. Smaller values are in the first bin.
+def histogram(groups: Mapping[str, Floats], threshold: float) -> Histogram:
+    """Compute the histograms of all groups in common bins, from the smallest to the largest value.
 
     Args:
-        groups: Finite complexities [N] in nats by name. The first group is the reference.
-        threshold: Threshold in nats, marked on the axis.
+        groups: Finite scores [N] by name. The first group is the reference.
+        threshold: Threshold, marked on the axis.
     """
     low, high = _range(groups.values(), threshold)
     row_height = SINGLE_ROW_HEIGHT if len(groups) == 1 else ROW_HEIGHT
-    edges = np.linspace(low, high, BINS + 1)
     left, right = MARGIN_RIGHT, WIDTH - MARGIN_RIGHT
 
     def position_of(value: float) -> float:
-        share = (math.log10(max(value, 10**low)) - low) / (high - low)
-        return left + min(share, 1.0) * (right - left)
+        return left + (value - low) / (high - low) * (right - left)
 
     rows: list[Row] = []
     shares: list[Floats] = []
     for number, (name, values) in enumerate(groups.items()):
-        logs = np.clip(np.log10(np.maximum(values, 10**low)), low, high)
-        counts = np.histogram(logs, edges)[0]
+        counts = np.histogram(values, BINS, (low, high))[0]
         shares.append(counts / counts.max())
         top = number * (row_height + ROW_GAP) + ROW_GAP
         baseline = top + row_height
-        median = float(np.median(values))
         rows.append(
             Row(
                 name=name,
                 count=len(values),
-                median=median,
-                median_x=position_of(median),
+                median=float(np.median(values)),
+                flagged=int((values > threshold).sum()),
                 top=top,
                 baseline=baseline,
                 area=_bars(shares[-1], (left, right), (top, baseline)),
@@ -186,25 +180,17 @@ def histogram(groups: Mapping[str, Floats], threshold: float | None = None) -> H
         left=left,
         right=right,
         height=rows[-1].baseline,
-        ticks=tuple(Tick(position_of(value), f"{value:g}") for value in log_ticks(low, high)),
+        ticks=tuple(Tick(position_of(value), f"{value:g}") for value in round_ticks(low, high)),
         rows=tuple(rows),
-        threshold_x=None if threshold is None else position_of(threshold),
+        threshold_x=position_of(threshold),
     )
 
 
-def log_ticks(low: float, high: float, at_most: int = 9) -> list[float]:
-    """Return at most ``at_most`` round numbers between ``10**low`` and ``10**high``.
-
-    They are 1 ... 9, or 1, 2, 5, or 1 times powers of ten, or every few powers of ten.
-    """
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    choices: list[Sequence[float]] = [
-        [round(mantissa * 10.0**decade, 12 - min(decade, 0)) for decade in decades for mantissa in mantissas]
-        for mantissas in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1,))
-    ]
-    choices += [choices[-1][::stride] for stride in range(2, len(decades) + 1)]
-    inside = [[value for value in values if low <= math.log10(value) <= high] for values in choices]
-    return next((values for values in inside if len(values) <= at_most), [])
+def round_ticks(low: float, high: float, at_most: int = 9) -> list[float]:
+    """Return at most ``at_most`` multiples of 1, 2 or 5 times a power of ten between two values."""
+    power = 10.0 ** math.floor(math.log10((high - low) / (at_most - 1)))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if (high - low) / step <= at_most - 1)
+    return [float(f"{step * number:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _bins(curve: Curve) -> Floats:
@@ -214,16 +200,12 @@ def _bins(curve: Curve) -> Floats:
     return np.array(values[np.argsort(values[:, 0], kind="stable")])
 
 
-def _range(groups: Iterable[Floats], threshold: float | None) -> tuple[float, float]:
-    """Return the decimal logarithms of both ends of the axis."""
-    positive = [values[values > 0] for values in groups]
-    bounds = [float(bound) for part in positive if part.size for bound in (np.quantile(part, 0.01), part.max())]
-    if threshold is not None and threshold > 0:
-        bounds.append(threshold)
-    if not bounds:
-        return -1.0, 0.0
-    low, high = math.log10(min(bounds)), math.log10(max(bounds))
-    return (low, high) if high - low > 0.1 else (low - 0.05, high + 0.05)
+def _range(groups: Iterable[Floats], threshold: float) -> tuple[float, float]:
+    """Return both ends of the axis."""
+    values = np.concatenate([[threshold], *groups])
+    low, high = float(values.min()), float(values.max())
+    margin = 0.0 if high > low else max(abs(low), 1.0) / 10
+    return low - margin, high + margin
 
 
 def _bars(shares: Floats, sides: tuple[float, float], heights: tuple[float, float]) -> str:

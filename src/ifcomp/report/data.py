@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,25 +78,25 @@ class ReliabilityPair:
 
 
 @dataclass(frozen=True)
-class ComplexityGroups:
-    """Complexities [N] in nats; larger = more surprising.
+class OODScores:
+    """Scores of an OOD detector; larger = more surprising.
 
     Attributes:
-        in_distribution: Complexities of in-distribution inputs.
-        out_of_distribution: Complexities of OOD inputs by name; may be empty.
-        in_distribution_name: Name of the first group.
-        flagged: Number of inputs of the first group that a detector flags as OOD, or None.
+        held_out: Scores [N] of the held-out inputs of the detector.
+        new: Scores of new inputs by name of the data, each [M].
+        threshold: Inputs with a larger score are flagged.
+        title: Name of the score.
     """
 
-    in_distribution: ArrayLike
-    out_of_distribution: Mapping[str, ArrayLike] = field(default_factory=dict)
-    in_distribution_name: str = "in-distribution"
-    flagged: int | None = None
+    held_out: ArrayLike
+    new: Mapping[str, ArrayLike]
+    threshold: float
+    title: str = "score"
 
     @property
     def groups(self) -> dict[str, Floats]:
-        """All groups as arrays, in-distribution first."""
-        groups = {self.in_distribution_name: self.in_distribution, **self.out_of_distribution}
+        """All scores as arrays by name, those of the held-out inputs first."""
+        groups = {"held-out inputs": self.held_out, **self.new}
         return {name: np.asarray(values, dtype=np.float64) for name, values in groups.items()}
 
 
@@ -107,7 +107,7 @@ class ReportData:
     title: str
     audit: Audit | None
     calibration: ReliabilityPair | None
-    complexity: ComplexityGroups | None
+    ood: OODScores | None
     explanations: Mapping[int, tuple[TrainingExample, ...]]
     neighbours: Mapping[int, tuple[LayerNeighbours, ...]]
     previews: Mapping[int, Preview]
@@ -122,7 +122,7 @@ def collect(
     title: str,
     audit: Audit | None = None,
     calibration: ReliabilityPair | None = None,
-    complexity: ComplexityGroups | None = None,
+    ood: OODScores | None = None,
     explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
     neighbours: Mapping[int, Iterable[LayerNeighbours]] | None = None,
     previews: Mapping[int, Preview] | None = None,
@@ -137,8 +137,8 @@ def collect(
         SettingError: If there is nothing to report, or a setting is invalid.
         DataError: If a part is invalid; names the part.
     """
-    if audit is None and calibration is None and complexity is None and coverage is None:
-        raise SettingError("There is nothing to report: give audit, calibration, complexity or coverage.")
+    if audit is None and calibration is None and ood is None and coverage is None:
+        raise SettingError("There is nothing to report: give audit, calibration, ood or coverage.")
     if max_previews < 0:
         raise SettingError(f"max_previews must be at least 0, but is {max_previews}.")
     explained = {
@@ -153,13 +153,13 @@ def collect(
     if calibration is not None:
         _check_curve("before", calibration.before)
         _check_curve("after", calibration.after)
-    if complexity is not None:
-        _check_groups(complexity.groups)
+    if ood is not None:
+        _check_groups(ood.groups)
     return ReportData(
         title,
         audit,
         calibration,
-        complexity,
+        ood,
         explained,
         near,
         previews or {},
@@ -221,6 +221,6 @@ def _check_groups(groups: Mapping[str, Floats]) -> None:
     for name, values in groups.items():
         if values.ndim != 1 or not values.size or not np.isfinite(values).all():
             raise DataError(
-                f"The complexities of '{name}' must be finite numbers of shape [N] with N > 0, "
+                f"The scores of '{name}' must be finite numbers of shape [N] with N > 0, "
                 f"but have shape {list(values.shape)}."
             )

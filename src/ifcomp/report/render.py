@@ -21,7 +21,7 @@ from ifcomp._version import __version__
 from ifcomp.io.files import atomic_write
 from ifcomp.layers.coverage import Coverage
 from ifcomp.report import charts, summary
-from ifcomp.report.data import Audit, ComplexityGroups, ReliabilityPair, ReportData, collect
+from ifcomp.report.data import Audit, OODScores, ReliabilityPair, ReportData, collect
 from ifcomp.report.examples import LayerNeighbours, Preview, TrainingExample
 from ifcomp.report.payload import class_texts, table_payload
 
@@ -53,7 +53,7 @@ def build_report(
     title: str,
     audit: Audit | None = None,
     calibration: ReliabilityPair | None = None,
-    complexity: ComplexityGroups | None = None,
+    ood: OODScores | None = None,
     explanations: Mapping[int, Iterable[TrainingExample | tuple[Any, ...]]] | None = None,
     neighbours: Mapping[int, Iterable[LayerNeighbours]] | None = None,
     previews: Mapping[int, Preview] | None = None,
@@ -72,7 +72,7 @@ def build_report(
         title: Heading of the report.
         audit: A label audit, such as `ifcomp.tasks.audit.LabelAudit`.
         calibration: Reliability curves before and after calibration.
-        complexity: Complexities [N] in nats of in-distribution and OOD inputs, such as bounded complexity.
+        ood: Scores of held-out and new inputs, and the threshold of the detector.
         explanations: Training examples that support and contradict the label of a suspect, by index of the suspect;
             each a `TrainingExample` or a tuple of its fields.
         neighbours: Nearest examples of a suspect per layer, largest weight first, by index of the suspect.
@@ -95,7 +95,7 @@ def build_report(
             title=title,
             audit=audit,
             calibration=calibration,
-            complexity=complexity,
+            ood=ood,
             explanations=explanations,
             neighbours=neighbours,
             previews=previews,
@@ -126,8 +126,7 @@ def render(data: ReportData) -> str:
         classes=[] if audit is None else class_texts(audit, data.class_names),
         payload=None if audit is None else _json(table_payload(audit, data)),
         reliability=None if data.calibration is None else charts.reliability(data.calibration),
-        complexity_chart=None if data.complexity is None else charts.histogram(data.complexity.groups),
-        separations=_separations(data.complexity),
+        ood_chart=None if data.ood is None else charts.histogram(data.ood.groups, data.ood.threshold),
         layers=[] if audit is None else audit.weights.to_dict("records"),
         columns=[] if audit is None else _column_titles(audit),
         version=__version__,
@@ -176,11 +175,3 @@ def _column_titles(audit: Audit) -> list[dict[str, str]]:
         for name, title in COLUMN_TITLES.items()
         if name == "rank" or name in audit.frame.columns
     ]
-
-
-def _separations(complexity: ComplexityGroups | None) -> list[float | None]:
-    """Return the AUROC of every group against the first; None for the first."""
-    if complexity is None:
-        return []
-    inside, *outside = complexity.groups.values()
-    return [None, *(summary.separation(inside, values) for values in outside)]

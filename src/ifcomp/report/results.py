@@ -1,4 +1,4 @@
-"""Parts of a report from results: neighbours, influential examples, curves and complexities."""
+"""Parts of a report from results: neighbours, influential examples, curves and OOD scores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ifcomp.errors import DataError
-from ifcomp.report.data import ComplexityGroups, ReliabilityPair
+from ifcomp.report.data import OODScores, ReliabilityPair
 from ifcomp.report.examples import LayerNeighbours, Neighbour, Preview, TrainingExample
 from ifcomp.tasks.audit import MAX_EXPLAINED
+from ifcomp.tasks.ood_table import OODTable
 
 if TYPE_CHECKING:
     from ifcomp.tasks.audit import LabelAudit
@@ -22,9 +23,6 @@ MAX_PREVIEWS = 200
 #: Largest number of layers in which a suspect has neighbours, and of neighbours per layer.
 MAX_LAYERS = 3
 MAX_NEIGHBOURS = 4
-
-#: Columns of scores of a table of OOD inputs; the first that exists is shown. Larger = more surprising, in nats.
-OOD_COLUMNS = ("score", "bounded_complexity", "parametric_complexity")
 
 #: Returns the previews of examples at given positions.
 ShowExamples = Callable[[Sequence[int]], Sequence[Preview]]
@@ -70,23 +68,15 @@ def reliability_of(calibration: Calibration | ReliabilityPair) -> ReliabilityPai
     return ReliabilityPair(curves["softmax"], curves[calibration.form], "softmax", calibration.form)
 
 
-def complexity_of(ood: Any) -> ComplexityGroups:
-    """Return the scores of a table of new inputs, and the number of inputs that it flags as OOD.
-
-    Args:
-        ood: A frame, or an object with a ``frame``, that has one of `OOD_COLUMNS` and optionally ``is_ood``. Groups are
-            returned as they are.
-    """
-    if isinstance(ood, ComplexityGroups):
+def ood_scores_of(ood: OODTable | OODScores) -> OODScores:
+    """Return the scores of a table of new inputs, and those of known OOD inputs if the table has them."""
+    if isinstance(ood, OODScores):
         return ood
-    frame = getattr(ood, "frame", ood)
-    column = None
-    if isinstance(frame, pd.DataFrame):
-        column = next((name for name in OOD_COLUMNS if name in frame.columns), None)
-    if column is None:
-        raise DataError(f"ood must be a table with one of the columns {', '.join(OOD_COLUMNS)}.")
-    flagged = int(frame["is_ood"].sum()) if "is_ood" in frame.columns else None
-    return ComplexityGroups(frame[column].to_numpy(), {}, "new inputs", flagged)
+    if not isinstance(ood, OODTable):
+        raise DataError(f"ood must be a table of a detector, gate.table(data), but is a {type(ood).__name__}.")
+    known = {} if ood.ood_scores is None else {"known OOD inputs": ood.ood_scores}
+    new = {"inputs": ood.frame["score"].to_numpy(), **known}
+    return OODScores(ood.rule.held_out_scores, new, ood.threshold, ood.rule.title)
 
 
 def _show_names(frame: pd.DataFrame) -> ShowExamples | None:

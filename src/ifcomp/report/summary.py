@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifcomp.report.data import Audit, ComplexityGroups, ReliabilityPair, ReportData
-from ifcomp.tasks.metrics import auroc
+from ifcomp.report.data import Audit, OODScores, ReliabilityPair, ReportData
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ def headlines(data: ReportData) -> tuple[Headline, ...]:
         result.append(_noise(data.audit))
     if data.calibration is not None:
         result.append(_calibration(data.calibration))
-    if data.complexity is not None:
-        result.append(_complexity(data.complexity))
+    if data.ood is not None:
+        result.append(_ood(data.ood))
     if data.coverage is not None:
         coverage = data.coverage
         result.append(
@@ -69,11 +68,11 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
         "suspicious labels": (data.audit, "audit=ifc.audit(loader)"),
         "calibration": (
             data.calibration,
-            "ifcomp report --held-out DATA of a calibrated run, or calibration=ifc.calibrate(held_out)",
+            "ifcomp calibrate RUN DATA before ifcomp report, or calibration=ifc.calibrate(held_out)",
         ),
-        "complexity of OOD inputs": (
-            data.complexity,
-            "ifcomp report --strange DATA, or ood=gate.table(new) of gate = ifc.ood_detector(held_out)",
+        "OOD inputs": (
+            data.ood,
+            "ifcomp report --ood DATA after ifcomp ood, or ood=gate.table(new) of gate = ifc.ood_detector(held_out)",
         ),
         "coverage": (data.coverage, "coverage=ifc.coverage"),
         "provenance": (data.provenance, "provenance=current_provenance(seed=0)"),
@@ -112,31 +111,17 @@ def _calibration(pair: ReliabilityPair) -> Headline:
     )
 
 
-def _complexity(complexity: ComplexityGroups) -> Headline:
-    inside, *outside = complexity.groups.values()
-    if not outside and complexity.flagged is not None:
-        return Headline(
-            "OOD inputs",
-            f"{_short(100 * complexity.flagged / len(inside))}%",
-            f"{complexity.flagged:,} of {len(inside):,} {complexity.in_distribution_name} are flagged as OOD.",
-        )
-    if not outside:
-        median = _short(float(np.median(inside)))
-        return Headline("Complexity", median, f"The median complexity is {median} nats; larger = more surprising.")
-    share = separation(inside, np.concatenate(outside))
+def _ood(ood: OODScores) -> Headline:
+    held_out, *new = ood.groups.values()
+    scores = np.concatenate(new)
+    flagged, accepted = int((scores > ood.threshold).sum()), float((held_out <= ood.threshold).mean())
     return Headline(
-        "OOD detection",
-        f"{_short(100 * share)}%",
-        "An OOD input is more complex than an in-distribution input in "
-        f"{_short(100 * share)}% of all pairs (AUROC {share:.3f}).",
+        "OOD inputs",
+        f"{_short(100 * flagged / len(scores))}%",
+        f"{flagged:,} of {len(scores):,} inputs are above the threshold, which accepts {_short(100 * accepted)}% of "
+        "the held-out inputs.",
     )
 
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
-
-
-def separation(inside: np.ndarray, outside: np.ndarray) -> float:
-    """Return the AUROC of OOD against in-distribution inputs; 0.5 is chance."""
-    values = np.concatenate([inside, outside])
-    return auroc(values, np.arange(len(values)) >= len(inside))

@@ -1,0 +1,1 @@
+"""Coverage and size of prediction sets."""
