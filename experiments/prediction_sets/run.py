@@ -68,7 +68,7 @@ class Situation:
 
 
 SITUATIONS = (
-    Situation("digits", MNIST, 100, 60, 300, 200),
+    Situation("digits", MNIST, 300, 40, 300, 200),
     Situation("fashion-mnist", FASHION, 20_000, 10, 2_000, 2_000),
     Situation("fashion-mnist", FASHION, 5_000, 60, 2_000, 2_000),
 )

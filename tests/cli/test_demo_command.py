@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,37 +16,38 @@ from sklearn.datasets import load_digits
 
 from ifcomp.cli import demo, demo_study
 
-ALTERATIONS = {**demo_study.OOD_INPUTS, **demo_study.VALIDATION_SHIFTS, **demo_study.TEST_SHIFTS}
+ALTERATIONS = {**demo_study.OOD_INPUTS, **demo_study.SHIFTS}
 
 
-def test_demo() -> None:
+def test_demo(tmp_path: Path) -> None:
     """One test, so that the demo runs once."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-m", "ifcomp", "demo", "--json"]
-    process = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=300, check=False)
+    process = subprocess.run(
+        command, capture_output=True, encoding="utf-8", env=environment, timeout=300, check=False, cwd=tmp_path
+    )
     assert (process.returncode, process.stderr) == (0, "")
     content = json.loads(process.stdout)
-    check_networks(content["networks"])
+    assert content["accuracy"]["training"] == 1
+    assert content["accuracy"]["test"] > 0.95
     check_audit(content["audit"])
-    check_ood(content["out_of_distribution"]["rows"])
-    check_calibration(content["calibration"])
+    check_ood(content["out_of_distribution"])
+    check_predictions(content["predictions"])
     check_text(content)
-
-
-def check_networks(networks: dict[str, Any]) -> None:
-    assert networks["accuracy"] >= 0.97
-    assert networks["accuracy_cleaned"] >= 0.97
-    assert networks["memorised"] < 0.9
-    assert networks["covered"] == networks["parameters"]
+    page = (tmp_path / "ifcomp-demo.html").read_text(encoding="utf-8")
+    assert content["audit"]["headline"] in page
+    assert "of 497 inputs are above the threshold" in page
+    assert "data:image/png" in page
 
 
 def check_audit(audit: dict[str, Any]) -> None:
-    assert (audit["examples"], audit["flipped"]) == (1000, 50)
+    """The network has memorised the wrong labels: the loss misses most of them, the audit does not."""
+    assert (audit["examples"], audit["flipped"], audit["memorised"]) == (1000, 50, 1)
     assert audit["chance"] == {"found": 2.5, "auroc": 0.5}
-    for score in ("score", "loss"):
-        assert 0.75 * audit["flipped"] < audit[score]["found"] <= audit["flipped"]
-        assert 0.95 < audit[score]["auroc"] <= 1
-    assert 0.75 * audit["suspected"] < audit["suspected_flipped"] <= audit["flipped"]
+    assert audit["audit"]["found"] >= 45
+    assert 2.5 < audit["loss"]["found"] <= 30
+    assert audit["audit"]["auroc"] > 0.99 > audit["loss"]["auroc"]
+    assert 0.8 * audit["suspected"] < audit["suspected_flipped"] <= audit["flipped"]
     assert audit["suspected_flipped"] > audit["flipped"] / 2
     suspects = audit["suspects"]
     assert len(suspects) == 5
@@ -53,28 +55,29 @@ def check_audit(audit: dict[str, Any]) -> None:
     scores = [suspect["score"] for suspect in suspects]
     assert scores == sorted(scores, reverse=True)
     assert f"{audit['suspected']} of 1,000 labels are suspects" in audit["headline"]
-    assert all(suspect["given"] != suspect["suggested"] for suspect in suspects if suspect["flipped"])
     data = demo_study.load_data(0)
     for suspect in suspects:
         assert suspect["flipped"] == data.flipped[suspect["index"]]
         assert suspect["given"] == data.training.labels[suspect["index"]]
 
 
-def check_ood(rows: list[dict[str, Any]]) -> None:
-    assert [row["name"] for row in rows] == list(demo_study.OOD_INPUTS)
-    for row in rows:
-        assert 0.9 < row["complexity"] <= 1
-        assert 0.8 < row["max_softmax"] <= 1
+def check_ood(found: dict[str, Any]) -> None:
+    test, *outside = found["rows"]
+    assert [row["name"] for row in outside] == list(demo_study.OOD_INPUTS)
+    assert abs(test["gate"] - 0.05) < 0.04
+    assert abs(test["max_softmax"] - 0.05) < 0.04
+    for row in outside:
+        assert row["gate"] > 0.9 > row["max_softmax"] > 0.2
 
 
-def check_calibration(calibration: dict[str, Any]) -> None:
-    assert [row["name"] for row in calibration["rows"]] == list(demo_study.TEST_SHIFTS)
-    assert calibration["alpha"] >= 0
-    for row in calibration["rows"]:
-        for form in ("softmax", "temperature", "ifcomp"):
-            assert 0 <= row[form]["ece"] < 0.5
-            assert 0 < row[form]["nll"] < 2.3  # uniform over ten classes: log 10
-            assert row[form]["accuracy"] == row["softmax"]["accuracy"]
+def check_predictions(predictions: dict[str, Any]) -> None:
+    assert [row["name"] for row in predictions["rows"]] == list(demo_study.SHIFTS)
+    clean = predictions["rows"][0]
+    assert clean["covered"] > predictions["coverage"] - 0.03
+    for row in predictions["rows"]:
+        assert 1 <= row["size"] < 10
+        assert row["covered"] >= row["calibrated"]["accuracy"] == row["softmax"]["accuracy"]
+        assert row["calibrated"]["nll"] < row["softmax"]["nll"] + 0.01
 
 
 def check_text(content: dict[str, Any]) -> None:
@@ -83,17 +86,19 @@ def check_text(content: dict[str, Any]) -> None:
         console.print(part)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text  # nothing is truncated
-    for expected in ("larger = more suspicious", "nats", "validation digits", "█", "wrong label"):
+    for expected in ("memorised 100% of the wrong labels", "nats", "█", "wrong label", "on average"):
         assert expected in text
-    for row in (*content["out_of_distribution"]["rows"], *content["calibration"]["rows"]):
+    for row in (*content["out_of_distribution"]["rows"], *content["predictions"]["rows"]):
         assert row["name"] in text
-    assert f"{content['audit']['score']['auroc']:.3f}" in text
-    assert content["audit"]["headline"] in " ".join(text.split())
+    lines = [line.split() for line in text.splitlines() if "█" in line]
+    bars = {line[0]: len(line[1]) for line in lines if line[0] in ("audit", "loss", "chance")}
+    assert bars == {name: max(1, round(demo.BAR * content["audit"][name]["found"] / 50)) for name in bars}
+    assert len(bars) == 3
 
 
 def test_data() -> None:
     data, digits = demo_study.load_data(0), load_digits()
-    parts = [data.training, data.validation, data.test]
+    parts = [data.training, data.held_out, data.test]
     assert [len(part.labels) for part in parts] == [1000, 300, 497]
     images = torch.cat([part.images for part in parts]).flatten(1)
     assert len(images.unique(dim=0)) == 1797
@@ -101,12 +106,15 @@ def test_data() -> None:
     truth = [true_labels[image.numpy().tobytes()] for image in (16 * data.training.images[:, 0]).double()]
     np.testing.assert_array_equal(data.flipped, data.training.labels.numpy() != truth)
     assert int(data.flipped.sum()) == 50
-    assert 0 <= data.training.labels.min() <= data.training.labels.max() < 10
+    expected = [
+        demo_study.CONFUSED[label] if flipped else label for label, flipped in zip(truth, data.flipped, strict=True)
+    ]
+    assert data.training.labels.tolist() == expected
 
 
 @pytest.mark.parametrize("name", ALTERATIONS)
 def test_alterations_are_images_and_reproducible(name: str) -> None:
-    images = demo_study.load_data(0).validation.images[:20]
+    images = demo_study.load_data(0).held_out.images[:20]
     original = images.clone()
     first, second = (ALTERATIONS[name](images, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(first, second)

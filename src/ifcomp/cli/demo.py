@@ -1,8 +1,9 @@
-"""``ifcomp demo``: label audit, OOD detection and calibration on embedded data."""
+"""``ifcomp demo``: label audit, OOD detection and calibrated predictions on embedded data."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -10,95 +11,118 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ifcomp.cli.output import Outcome, paragraph, table
+from ifcomp.cli.output import Outcome, check_target, paragraph, table
 
 EPILOG = "[bold]Example:[/bold] ifcomp demo --seed 1 --json > demo.json"
 
 SHADES = " ░▒▓█"
 
+#: Length of the longest bar of a chart in characters.
+BAR = 40
+
 
 def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, training and shifts.")] = 0,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The report, .html.")] = "ifcomp-demo.html",
 ) -> Outcome:
     """Find wrong labels and OOD inputs of a small network, and calibrate its predictions.
 
-    The network is trained on handwritten digits of which 5 % have a wrong label. Needs no arguments and no downloads.
+    The network is trained on handwritten digits, of which 5 % have a wrong label, until it has memorised all labels.
+    Needs no downloads.
     """
     import torch
 
     from ifcomp import IFComp
     from ifcomp.cli import demo_study as study
 
+    check_target(out, (".html",))
     started = time.perf_counter()
     torch.set_num_threads(1)  # the tensors are too small for several threads
     data = study.load_data(seed)
-    with Console(stderr=True).status("Training a network on digits of which 5 % have a wrong label") as status:
-        noisy = study.train(data.training, 7, seed)  # wrong labels are learnt last, so training stops early
-        audit = IFComp(noisy, seed=seed).audit(data.training.batches(), progress=False)
-        status.update("Training again without the suspects")
-        kept = data.training.select(~audit.frame["is_suspect"].to_numpy())
-        network = study.train(kept, 40, seed)
+    with Console(stderr=True).status("Training a network until it has memorised wrong labels") as status:
+        network, epochs = study.train(data.training, seed)
+        status.update("Fitting the curvature and auditing the labels")
+        ifc = IFComp(network, fisher="exact", seed=seed).fit(data.training.batches(), progress=False)
+        audit = ifc.audit(data.training.batches(), progress=False)
         status.update("Detecting OOD inputs and calibrating predictions")
-        ifc = IFComp(network, fisher="exact", seed=seed).fit(kept.batches(), progress=False)
-        ood = study.detect_ood(ifc, data.test, seed)
-        calibration = study.calibrate(network, kept, data, seed)
-    facts = {
-        "seed": seed,
-        "networks": {
-            "parameters": ifc.coverage.total,
-            "covered": ifc.coverage.covered,
-            "memorised": study.accuracy(noisy, data.training.select(data.flipped)),
-            "accuracy": study.accuracy(noisy, data.test),
-            "accuracy_cleaned": study.accuracy(network, data.test),
-        },
-        "audit": study.judge_audit(audit, noisy, data),
-        "out_of_distribution": {"rows": ood},
-        "calibration": calibration,
-        "seconds": time.perf_counter() - started,
-    }
-    return Outcome(facts, _shown(facts), next_steps={"ifcomp fit MODEL DATA": "fit your own model"})
+        gate = ifc.ood_detector(data.held_out.batches(), progress=False)
+        calibration = ifc.calibrate(data.held_out.batches(), progress=False)
+        facts = {
+            "seed": seed,
+            "epochs": epochs,
+            "accuracy": {"training": ifc.training_accuracy, "test": study.accuracy(network, data.test)},
+            "audit": study.judge_audit(audit, network, data),
+            "out_of_distribution": study.judge_gate(gate, network, data, seed),
+            "predictions": study.judge_predictions(ifc, data, seed),
+        }
+        inverted = gate.table(study.OOD_INPUTS["inverted digits"](data.test.images, torch.Generator()), progress=False)
+        ifc.report(out, title="ifcomp demo", audit=audit, ood=inverted, calibration=calibration, previews=data.previews)
+    facts["seconds"] = time.perf_counter() - started
+    return Outcome(
+        facts,
+        _shown(facts),
+        {out: "the report: open it in a browser"},
+        {"ifcomp fit MODEL DATA": "fit your own model"},
+    )
 
 
-def _shown(facts: dict[str, Any]) -> list[RenderableType]:
-    networks, audit, calibration = facts["networks"], facts["audit"], facts["calibration"]
-    ood, rankings = facts["out_of_distribution"]["rows"], ("score", "loss", "chance")
-    columns = [(metric, form) for metric in ("ece", "nll") for form in ("softmax", "temperature", "ifcomp")]
+def _shown(facts: Mapping[str, Any]) -> list[RenderableType]:
+    audit, ood, predictions = (facts[name] for name in ("audit", "out_of_distribution", "predictions"))
+    coverage = f"{100 * predictions['coverage']:g} %"
     return [
         paragraph(
-            f"{audit['examples']} handwritten digits, {audit['flipped']} of them with a wrong label, and a small CNN: "
-            f"{networks['covered']:,} of {networks['parameters']:,} parameters covered, test accuracy "
-            f"{networks['accuracy']:.1%}. It has memorised {networks['memorised']:.0%} of the wrong labels."
+            f"A small CNN was trained on {audit['examples']:,} handwritten digits, {audit['flipped']} of them with the "
+            f"label of a similar digit, for {facts['epochs']} epochs: until it predicted every training label. It has "
+            f"memorised {audit['memorised']:.0%} of the wrong labels. Test accuracy {facts['accuracy']['test']:.1%}."
         ),
-        _heading("1. Which labels are wrong?", "Score of the audit in nats; larger = more suspicious."),
-        paragraph(audit["headline"]),
-        table(
-            ("ranked by", f"wrong labels among the first {audit['flipped']}", "AUROC"),
-            [(name, f"{audit[name]['found']:g}", f"{audit[name]['auroc']:.3f}") for name in rankings],
-        ),
+        _heading("1. Which labels are wrong?", f"Wrong labels among the {audit['flipped']} most suspicious ones."),
+        _bars({name: audit[name]["found"] for name in ("audit", "loss", "chance")}, audit["flipped"]),
         _pictures(audit["suspects"]),
         paragraph(
-            f"The audit flags {audit['suspected']} labels; {audit['suspected_flipped']} of them are wrong. Trained "
-            f"longer without these labels, the network has a test accuracy of {networks['accuracy_cleaned']:.1%}."
+            f"The loss of a memorised label is small, whether the label is right or wrong. The audit flags "
+            f"{audit['suspected']} labels; {audit['suspected_flipped']} of them are wrong."
         ),
-        _heading("2. Is this input like anything the model knows?", "AUROC against test digits; larger is better."),
-        table(
-            ("OOD inputs", "bounded complexity", "max softmax"),
-            [(row["name"], f"{row['complexity']:.3f}", f"{row['max_softmax']:.3f}") for row in ood],
+        _heading(
+            "2. Is this input like anything the model knows?",
+            f"Share of flagged inputs. Both thresholds accept {ood['accepted']:.0%} of the held-out digits.",
         ),
-        _heading("3. How far can a prediction be trusted?", "ECE, and NLL in nats; smaller is better."),
         table(
-            ("test digits", *(f"{metric.upper()}\n{form}" for metric, form in columns)),
-            [(row["name"], *(f"{row[form][metric]:.3f}" for metric, form in columns)) for row in calibration["rows"]],
+            ("inputs", "ood_detector, %", "max softmax, %"),
+            [(row["name"], f"{100 * row['gate']:.1f}", f"{100 * row['max_softmax']:.1f}") for row in ood["rows"]],
+        ),
+        _heading(
+            "3. How far can a prediction be trusted?",
+            f"NLL in nats, smaller is better; prediction sets for a coverage of {coverage}.",
+        ),
+        table(
+            ("test digits", "accuracy", "NLL\nsoftmax", "NLL\nifcomp", "coverage", "labels\nper set"),
+            [_prediction_row(row) for row in predictions["rows"]],
         ),
         paragraph(
-            f"{calibration['headline']} These are validation digits: {', '.join(calibration['chosen_on'])}. "
-            f"Seed {facts['seed']}, {facts['seconds']:.0f} s."
+            f"{predictions['headline']} Coverage is guaranteed, on average, for digits like the held-out ones, which "
+            f"are clean, and not for the others. Seed {facts['seed']}, {facts['seconds']:.0f} s."
         ),
     ]
 
 
+def _prediction_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    softmax, calibrated = row["softmax"], row["calibrated"]
+    nll = [f"{form['nll']:.3f}" for form in (softmax, calibrated)]
+    return (row["name"], f"{softmax['accuracy']:.1%}", *nll, f"{row['covered']:.1%}", f"{row['size']:.2f}")
+
+
 def _heading(question: str, note: str) -> Text:
     return Text.assemble((f"{question}\n", "bold cyan"), (note, "dim"))
+
+
+def _bars(values: Mapping[str, float], largest: float) -> Text:
+    """Draw one horizontal bar per value."""
+    width = max(map(len, values))
+    parts: list[str | tuple[str, str]] = []
+    for name, value in values.items():
+        bar = "█" * max(1, round(BAR * value / largest))
+        parts += [f"{name:{width}}  ", (bar, "cyan"), f" {value:g}\n"]
+    return Text.assemble(*parts)
 
 
 def _pictures(suspects: list[dict[str, Any]]) -> Table:
