@@ -138,7 +138,7 @@ def estimate(
         options: Arguments of `IFComp`: ``layers``, ``fisher``, ``sua`` and so on.
 
     Raises:
-        MemoryLimitError: If the fit would need more than ``max_memory``, or than there is.
+        MemoryLimitError: If the fit would need more than ``max_memory`` or the free memory.
     """
     ifc, limit = IFComp(model, **options), as_bytes(max_memory)
     batches = as_data(data, DataRequest(ifc.model, ifc.collate_fn)).batches

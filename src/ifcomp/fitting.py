@@ -73,7 +73,7 @@ def fit_factors(
         settings: Temperature, Fisher and seed of each fit.
         data: Batches that can be iterated twice, in the same order if there is a checkpoint.
         fingerprint: Identifies the weights in checkpoints.
-        limit: Bytes that tensors may take beside model and data.
+        limit: Memory limit of tensors other than model and data, in bytes.
         checkpoint: Saves the accumulators from time to time.
         progress: Show a progress bar; None shows it on terminals.
 
@@ -107,7 +107,7 @@ def fit_factors(
         factors = passes.second_moments(again, bases, count)
     if factors[0].count != count:
         raise LengthChangedError(
-            f"The first pass saw {count} examples, the second {factors[0].count}. The data must give the "
+            f"The first pass over the data has {count} examples, the second {factors[0].count}. The data must give the "
             "same examples each time it is iterated."
         )
     passes.check_same_data()
@@ -137,7 +137,7 @@ class FitPasses:
         Args:
             recorder: Records the model.
             settings: Temperature, Fisher and seed of each fit.
-            limit: Bytes that tensors may take beside model and data.
+            limit: Memory limit of tensors other than model and data, in bytes.
             work: Saves accumulators from time to time.
         """
         self._recorder, self._settings, self._work = recorder, settings, work

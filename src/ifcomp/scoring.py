@@ -62,7 +62,7 @@ class Evaluation:
         """Return a copy with a memory limit and without measured peaks.
 
         Args:
-            limit: Bytes that tensors may take beside model and data.
+            limit: Memory limit of tensors other than model and data, in bytes.
         """
         device, fixed_bytes = self.recorder.device, self.microbatches.fixed_bytes
         microbatches = Microbatches(device, limit=limit, fixed_bytes=fixed_bytes, repeat_trials=True)

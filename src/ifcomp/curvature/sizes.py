@@ -49,7 +49,7 @@ def checkpoint_bytes(blocks: Sequence[Block], itemsize: int, fits: int = 1) -> i
 def check_factor_memory(
     blocks: Sequence[Block], itemsize: int, fits: int, limit: int | None, available: int | None
 ) -> None:
-    """Raise MemoryLimitError if covariances, eigenbases and second moments alone need more memory than there is.
+    """Raise MemoryLimitError if covariances, eigenbases and second moments alone exceed the limit or the free memory.
 
     Args:
         blocks: Blocks of the fit.
