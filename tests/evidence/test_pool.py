@@ -163,7 +163,8 @@ def test_more_than_20000_examples_are_sampled() -> None:
     members = [Member(str(index), "votes", array) for index, array in enumerate(arrays)]
     first, again, other = (pool_weights(members, labels, seed=seed).weight for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
-    assert 0 < np.abs(first - other).max() < 0.02
+    # The pool contradicts 4,000 labels of a sample, so r has a standard deviation of 0.006 and (1 - r)^4 one of 0.025.
+    assert 0 < np.abs(first - other).max() < 0.1
 
 
 def test_the_mixture_is_the_weighted_mean() -> None:
