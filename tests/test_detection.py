@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from ifcomp import IFComp
@@ -32,6 +33,7 @@ from ifcomp.evidence.neighbours import neighbour_distances
 from ifcomp.io.tensor_files import write_tensors
 from ifcomp.tasks.ood import OOD_DAMPING
 from tasks.digits import images_and_labels, train_network
+from tasks.surprisal import slow_surprisal
 
 MEMBERS = ("complexity", "energy", "neighbours")
 
@@ -76,20 +78,19 @@ def test_members_equal_their_definitions() -> None:
     np.testing.assert_allclose(parts["neighbours"], oracle_distance(features, reference, 50), rtol=1e-9)
 
 
-def test_the_score_is_the_log_mean_of_inverse_shares() -> None:
-    gate = fitted().ood_detector(held_out())
+def test_the_score_is_the_log_of_the_weighted_mean_of_inverse_p_values() -> None:
+    gate, ifc = fitted().ood_detector(held_out()), fitted()
     own, new = (
         {name: values.tolist() for name, values in gate.parts(x).items()}
         for x in (torch.cat(held_out()), inputs(20, 3))
     )
+    softmax = ifc.model(torch.cat(held_out())).softmax(1).amax(1).detach().numpy()
+    rho = spearmanr(own["complexity"], -softmax).statistic
+    weights = {"complexity": 1 - rho**2, "energy": 1.0, "neighbours": 1.0}
     expected = []
     for row in range(20):
-        total = 0.0
-        for name in MEMBERS:
-            larger = sum(value > new[name][row] for value in own[name])
-            equal = sum(value == new[name][row] for value in own[name])
-            total += (len(own[name]) + 1) / (larger + equal / 2 + 0.5)
-        expected.append(math.log(total / 3))
+        total = sum(weights[name] * math.exp(slow_surprisal(new[name][row], own[name])) for name in MEMBERS)
+        expected.append(math.log(total / (3 - rho**2)))
     np.testing.assert_allclose(gate.score(inputs(20, 3)), expected, rtol=1e-9)
     assert gate.predict(inputs(20, 3)).tolist() == [value > gate.threshold for value in expected]
     assert gate.score(inputs(20, 3)).dtype == torch.float64

@@ -2,8 +2,9 @@
 
 Members are chosen on the networks of `CHOICE` and reported on those of `REPORT`, from the files that
 `experiments.ood_defaults.members` wrote. Small networks on tables, texts and digits are trained here; they show what
-happens if a member fails. p is the smoothed share of held-out inputs with a larger score. The join of the library is
-``log mean(1 / p)``. Other joins of all three members are shown beside it.
+happens if a member fails. p is the smoothed share of held-out inputs with a larger score, continued by an exponential
+tail (`ifcomp.tasks.ood.tail_surprisal`). The join of the library is the logarithm of the weighted mean of 1 / p, with
+the weights of `ifcomp.tasks.ood.member_weights`. Other joins of all three members are shown beside it.
 
     IFCOMP_CACHE=... python -m experiments.ood_defaults.joins
 """
@@ -26,7 +27,7 @@ from ifcomp import IFComp
 from ifcomp.curvature.reference import unit_rows
 from ifcomp.errors import IfcompWarning
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
-from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS, join_scores, ood_metrics, rank_surprisal
+from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS, join_scores, member_weights, ood_metrics, tail_surprisal
 from ifcomp.tasks.simple_scores import energy, max_softmax
 
 HERE = Path(__file__).parent
@@ -40,19 +41,32 @@ SETTINGS = {"fit_images": FIT_IMAGES, "reference_images": REFERENCE_IMAGES, "ima
 #: Other joins by name, as functions of the surprisals -log p, [members, N].
 OTHER_JOINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sum of -log p": lambda surprisals: surprisals.sum(0),
-    "sum of log-odds": lambda surprisals: np.log(np.expm1(surprisals)).sum(0),
     "largest -log p": lambda surprisals: surprisals.max(0),
-    "sum of (log p)^2": lambda surprisals: np.square(surprisals).sum(0),
 }
+
+
+def rank_surprisal(values: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Return ``-log p`` without the exponential tail, [N]."""
+    ordered = np.sort(held_out)
+    middle = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
+    result: np.ndarray = -np.log((len(ordered) - middle + 0.5) / (len(ordered) + 1))
+    return result
 
 
 def aurocs(held_out: Scores, inside: Scores, outside: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     """Return the AUROC of every score and join, for every OOD set."""
 
     def scores(values: Scores) -> dict[str, np.ndarray]:
-        joined = {" + ".join(join): join_scores(values, held_out, join) for join in JOINS}
-        surprisals = np.array([rank_surprisal(values[name], held_out[name]) for name in MEMBERS])
+        softmax = held_out["max softmax"]
+        joined = {
+            " + ".join(join): join_scores(values, held_out, member_weights(held_out, softmax, join)) for join in JOINS
+        }
+        equal = dict.fromkeys(MEMBERS, 1.0)
+        surprisals = np.array([tail_surprisal(values[name], held_out[name]) for name in MEMBERS])
         others = {f"all three, {name}": join(surprisals) for name, join in OTHER_JOINS.items()}
+        others["all three, equal weights"] = join_scores(values, held_out, equal)
+        ranks = [rank_surprisal(values[name], held_out[name]) for name in MEMBERS]
+        others["all three, equal weights, without the tail"] = np.logaddexp.reduce(ranks, axis=0)
         return {**values, **joined, **others}
 
     ours = scores(inside)
@@ -82,7 +96,9 @@ def saved_members(name: str) -> dict[str, dict[str, np.ndarray]]:
 def network(name: str) -> dict[str, Any]:
     """Return the AUROC of all scores of an image network."""
     sets = saved_members(name)
-    return {"auroc": aurocs(sets.pop("held out"), sets.pop("in"), sets)}
+    held_out = sets.pop("held out")
+    weights = member_weights(held_out, held_out["max softmax"], tuple(MEMBERS))
+    return {"auroc": aurocs(held_out, sets.pop("in"), sets), "weight of complexity": weights["complexity"]}
 
 
 def small(make: Callable[..., Situation], arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
 from ifcomp.label_samples import label_passes, label_samples
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
-from ifcomp.tasks.ood import Floats, check_members
+from ifcomp.tasks.ood import Floats, check_members, member_weights
 from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores, draw_scores
 
@@ -171,7 +171,9 @@ def build_rule(
         "reference_examples": len(scorer.reference) if "neighbours" in members else None,
         "version": __version__,
     }
-    return OODRule(members, {name: frame[name].to_numpy(copy=True) for name in members}, float(tpr), settings)
+    held_out = {name: frame[name].to_numpy(copy=True) for name in members}
+    weights = member_weights(held_out, frame["max_softmax"].to_numpy(), members)
+    return OODRule(weights, held_out, float(tpr), settings)
 
 
 def check_reference(factors: Factors, features: int) -> None:
@@ -226,8 +228,9 @@ class OODDetector:
     def score(self, x: Any) -> Tensor:
         """Score of inputs, [B] in float64; larger = more surprising.
 
-        It is ``log mean_m(1 / p_m)`` over the members m in nats. p is the smoothed share of held-out inputs with a
-        larger value (`ifcomp.tasks.ood.join_scores`). A single member is returned in its own unit.
+        It is ``log (sum_m w_m / p_m) / (sum_m w_m)`` over the members m in nats. p is the smoothed share of held-out
+        inputs with a larger value, with an exponential tail (`ifcomp.tasks.ood.join_scores`). A single member is
+        returned in its own unit.
         """
         return torch.from_numpy(self._joined(self._read(self.rule, x, is_data=False)))
 

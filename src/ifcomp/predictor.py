@@ -341,12 +341,14 @@ class IFComp(FittedState):
     ) -> OODDetector:
         """Build a detector of inputs that are unlike the training data, from held-out in-distribution data.
 
-        The score joins its members without a parameter: ``log mean_m(1 / p_m)`` in nats, where p is the smoothed share
-        of held-out inputs with a larger value (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are
-        bounded complexity ("complexity"), the energy of the logits ("energy"), and the distance to the 50th nearest
-        penultimate features of a sample of up to 20,000 training examples that `fit` keeps ("neighbours"). Complexity
-        is computed with the damping ``Relative(1e-4)``. Cost per example: 1 + 2K forward passes up to 32 classes and 35
-        beyond; one without complexity.
+        The score joins its members without a parameter: ``log (sum_m w_m / p_m) / (sum_m w_m)`` in nats, where p is the
+        smoothed share of held-out inputs with a larger value, with an exponential tail
+        (`ifcomp.tasks.ood.join_scores`). Larger = more surprising. Members are bounded complexity ("complexity"), the
+        energy of the logits ("energy"), and the distance to the 50th nearest penultimate features of a sample of up to
+        20,000 training examples that `fit` keeps ("neighbours"). Complexity has a small weight w where it ranks the
+        held-out inputs like max softmax (`ifcomp.tasks.ood.member_weights`), and is computed with the damping
+        ``Relative(1e-4)``. Cost per example: 1 + 2K forward passes up to 32 classes and 35 beyond; one without
+        complexity.
 
         Args:
             held_out: Inputs that the model was not trained on, as for `fit`; labels are not used. At least 20 examples,

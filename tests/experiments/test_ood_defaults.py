@@ -8,7 +8,7 @@ import pytest
 from experiments.ood_defaults import joins, run
 from experiments.ood_defaults.situations import digits, table, texts
 from ifcomp.complexity import BOUNDED_ADDED_PROBABILITY
-from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS
+from ifcomp.tasks.ood import MEMBERS
 
 DEFAULT = f"bounded {BOUNDED_ADDED_PROBABILITY}"
 
@@ -45,15 +45,14 @@ def test_the_page_is_up_to_date() -> None:
 def test_joins_of_a_table() -> None:
     aurocs = joins.small(table, ("iris", 0))["auroc"]
     names = {" + ".join(join) for join in joins.JOINS}
-    assert aurocs.keys() == {"max softmax", *MEMBERS, *names, *(f"all three, {name}" for name in joins.OTHER_JOINS)}
+    others = {f"all three, {name}" for name in (*joins.OTHER_JOINS, "equal weights", "equal weights, without the tail")}
+    assert aurocs.keys() == {"max softmax", *MEMBERS, *names, *others}
     assert aurocs["complexity"]["scaled by 5"] > 0.8 > 0.5 > aurocs["energy"]["scaled by 5"]
-    three = " + ".join(DEFAULT_MEMBERS)
-    assert aurocs[three]["scaled by 5"] > aurocs["all three, sum of log-odds"]["scaled by 5"]
 
 
-def test_joined_log_odds_by_hand() -> None:
-    surprisals = -np.log([[0.5, 0.05], [0.5, 0.5]])  # p of two members and two inputs
-    np.testing.assert_allclose(joins.OTHER_JOINS["sum of log-odds"](surprisals), [0.0, np.log(19)], atol=1e-12)
+def test_surprisal_of_ranks_by_hand() -> None:
+    result = joins.rank_surprisal(np.array([-1.0, 4.0, 100.0]), np.arange(9.0))
+    np.testing.assert_allclose(result, -np.log([0.95, 0.5, 0.05]))
 
 
 def test_the_page_of_joins_is_up_to_date() -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from ifcomp.errors import DataError, SettingError
@@ -17,12 +18,14 @@ from ifcomp.tasks.ood import (
     OODMetrics,
     check_members,
     join_scores,
+    member_weights,
     ood_metrics,
     ood_threshold,
-    rank_surprisal,
+    tail_surprisal,
 )
 from ifcomp.tasks.ood_rule import IDENTITY, OODRule
 from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores
+from tasks.surprisal import slow_surprisal
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=50)
 
@@ -85,39 +88,68 @@ def test_larger_is_more_out_of_distribution() -> None:
     assert ood_metrics([1, 2], [math.inf, 3]).auroc == 1
 
 
+@given(SCORES, st.lists(st.integers(-10, 10).map(float), min_size=1, max_size=50))
+@settings(max_examples=100, deadline=None)
+def test_surprisal_equals_counts_and_an_exponential_tail(values: list[float], held_out: list[float]) -> None:
+    expected = [slow_surprisal(value, held_out) for value in values]
+    np.testing.assert_allclose(tail_surprisal(values, held_out), expected, rtol=1e-12)
+
+
 @given(SCORES, SCORES)
 @settings(max_examples=100, deadline=None)
-def test_surprisal_of_ranks_equals_counts(values: list[float], held_out: list[float]) -> None:
-    expected = []
-    for value in values:
-        larger = sum(other > value for other in held_out) + 0.5 * sum(other == value for other in held_out)
-        expected.append(-math.log((larger + 0.5) / (len(held_out) + 1)))
-    result = rank_surprisal(values, held_out)
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
-    assert (result > 0).all()
-    assert (result <= math.log(2 * len(held_out) + 2) + 1e-12).all()
+def test_surprisal_is_positive_and_keeps_the_order(values: list[float], held_out: list[float]) -> None:
+    ordered = tail_surprisal(sorted(values), held_out)
+    assert (ordered > 0).all()
+    assert (np.diff(ordered) >= -1e-12).all()
 
 
-def test_surprisal_by_hand_and_under_monotone_maps() -> None:
-    held_out = np.arange(9.0)
-    np.testing.assert_allclose(rank_surprisal([-1, 4, 100], held_out), [-math.log(0.95), math.log(2), math.log(20)])
-    values = np.random.default_rng(0).normal(3, 4, 50)
-    np.testing.assert_array_equal(rank_surprisal(values, held_out), rank_surprisal(np.exp(values), np.exp(held_out)))
+def test_surprisal_by_hand() -> None:
+    held_out = np.arange(1.0, 12)  # the 90 % quantile is 10, the only larger value exceeds it by 1
+    expected = [-math.log(11.5 / 12), -math.log(6 / 12), -math.log(1.5 / 12) + 1, -math.log(1.5 / 12) + 90]
+    np.testing.assert_allclose(tail_surprisal([0, 6, 11, 100], held_out), expected)
+    np.testing.assert_allclose(tail_surprisal([-1, 0, 7], np.zeros(9)), [-math.log(0.95), math.log(2), math.log(20)])
+    assert tail_surprisal([math.inf], held_out) == math.inf
+
+
+def test_surprisal_of_new_values_is_calibrated_for_an_exponential_distribution() -> None:
+    generator = np.random.default_rng(0)
+    surprisal = tail_surprisal(generator.exponential(3.0, 100_000), generator.exponential(3.0, 20_000))
+    for p in (0.5, 0.1, 0.01, 0.001):
+        assert (surprisal > -math.log(p)).mean() == pytest.approx(p, rel=0.1)
 
 
 def test_joined_scores_by_hand_and_a_single_member_in_its_own_unit() -> None:
     values = {"complexity": [1.0, 5.0], "energy": [-3.0, -3.0], "neighbours": [0.1, 0.2]}
     held_out = {"complexity": [0.0, 2.0, 4.0], "energy": [-5.0, -3.0, -1.0], "neighbours": [0.0, 0.0, 0.0]}
-    # shares of larger held-out values, with half of equal ones, plus one half, of four
-    expected = [math.log((4 / 2.5 + 4 / 2 + 4 / 0.5) / 3), math.log((4 / 0.5 + 4 / 2 + 4 / 0.5) / 3)]
-    np.testing.assert_allclose(join_scores(values, held_out, DEFAULT_MEMBERS), expected)
-    np.testing.assert_array_equal(join_scores(values, held_out, ("energy",)), [-3.0, -3.0])
+    # shares of larger held-out values, with half of equal ones, plus one half, of four; 5 is 1.5 mean excesses above 2
+    low, high = 0.2 * 4 / 2.5 + 4 / 2 + 4 / 0.5, 0.2 * math.exp(1.5) * 4 / 1.5 + 4 / 2 + 4 / 0.5
+    weights = {"complexity": 0.2, "energy": 1.0, "neighbours": 1.0}
+    np.testing.assert_allclose(join_scores(values, held_out, weights), np.log([low / 2.2, high / 2.2]))
+    np.testing.assert_array_equal(join_scores(values, held_out, {"energy": 1.0}), [-3.0, -3.0])
 
 
 def test_an_inverted_member_does_not_cancel_the_others() -> None:
     held_out = {name: np.arange(1000.0) for name in ("complexity", "energy")}
-    join = join_scores({"complexity": [1e3, 500.0], "energy": [-1.0, 500.0]}, held_out, ("complexity", "energy"))
+    weights = dict.fromkeys(held_out, 1.0)
+    join = join_scores({"complexity": [1e3, 500.0], "energy": [-1.0, 500.0]}, held_out, weights)
     assert join[0] > 4 * join[1]
+
+
+def test_the_weight_of_complexity_is_that_of_the_rank_correlation_of_scipy() -> None:
+    generator = np.random.default_rng(0)
+    softmax = generator.uniform(size=300).round(2)  # with ties
+    for noise in (0.1, 1.0, 30.0):
+        held_out = {"complexity": np.exp(softmax + noise * generator.normal(size=300)), "energy": softmax}
+        weights = member_weights(held_out, softmax, ("complexity", "energy"))
+        rho = spearmanr(held_out["complexity"], softmax).statistic
+        assert weights == {"complexity": pytest.approx(1 - rho**2), "energy": 1.0}
+    assert member_weights(held_out, softmax, ("energy",)) == {"energy": 1.0}
+
+
+def test_the_weight_of_complexity_is_small_if_it_repeats_max_softmax_and_1_if_it_is_constant() -> None:
+    softmax = np.arange(30.0)
+    assert member_weights({"complexity": softmax**2}, softmax, ("complexity",)) == {"complexity": 1e-6}
+    assert member_weights({"complexity": np.zeros(30)}, softmax, ("complexity",)) == {"complexity": 1.0}
 
 
 def test_members_are_checked() -> None:
@@ -133,14 +165,15 @@ SETTINGS = {**dict.fromkeys(IDENTITY, 1), "left_out": {}}
 
 
 def rule_of(members: tuple[str, ...] = ("complexity", "energy"), tpr: float = 0.9, count: int = 10) -> OODRule:
-    return OODRule(members, {name: np.arange(float(count)) for name in members}, tpr, SETTINGS)
+    held_out = {name: np.arange(float(count)) for name in members}
+    return OODRule(dict.fromkeys(members, 0.5), held_out, tpr, SETTINGS)
 
 
 def test_the_rule_accepts_its_share_and_survives_json() -> None:
     rule = rule_of()
     assert (rule.held_out_scores <= rule.threshold).mean() == 0.9
     again = OODRule.from_json(rule.to_json())
-    assert (again.threshold, again.tpr, again.members, again.size) == (rule.threshold, 0.9, rule.members, 10)
+    assert (again.threshold, again.tpr, again.weights, again.size) == (rule.threshold, 0.9, rule.weights, 10)
     assert again.settings == rule.settings
     rule.check_fit({**SETTINGS, "other": 3})
     with pytest.raises(SettingError, match="another model or fit: fit 1, not 'b'"):
@@ -154,6 +187,9 @@ def test_the_rule_accepts_its_share_and_survives_json() -> None:
         {"tpr": True},
         {"tpr": "0.9"},
         {"settings": None},
+        {"weights": None},
+        {"weights": {"energy": 1.0, "complexity": 0}},
+        {"weights": {"energy": 1.0, "complexity": True}},
         {"held_out": {}},
         {"held_out": {"loss": [1.0]}},
         {"held_out": {"energy": []}},

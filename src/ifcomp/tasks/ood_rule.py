@@ -18,25 +18,31 @@ from ifcomp.tasks.ood import Floats, check_members, join_scores, ood_threshold
 #: Settings of `OODRule.settings` that identify model and fit.
 IDENTITY = ("beta", "model", "fit", "training_examples", "damping")
 
-#: Version of the stored form.
-SCHEMA = 1
+#: Version of the stored form, and names of its tables.
+SCHEMA = 2
+STORED_TABLES = ("weights", "held_out", "settings")
 
 
 @dataclass(frozen=True, eq=False)
 class OODRule:
-    """Members of a score, their values on held-out data and the threshold.
+    """Members of a score, their weights and values on held-out data, and the threshold.
 
     Attributes:
-        members: Names of the joined scores.
+        weights: Weights of the joined scores by name.
         held_out: Scores [N] of the held-out examples by member, in the order of the data.
         tpr: Share of the held-out examples to accept.
         settings: Settings of fit and detector.
     """
 
-    members: tuple[str, ...]
+    weights: Mapping[str, float]
     held_out: Mapping[str, Floats]
     tpr: float
     settings: Mapping[str, Any]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the joined scores."""
+        return tuple(self.weights)
 
     @cached_property
     def held_out_scores(self) -> Floats:
@@ -60,7 +66,7 @@ class OODRule:
 
     def join(self, values: Mapping[str, ArrayLike]) -> Floats:
         """Return the score [B] of examples from their member scores; larger = more surprising. See `join_scores`."""
-        return join_scores(values, self.held_out, self.members)
+        return join_scores(values, self.held_out, self.weights)
 
     def check_fit(self, expected: Mapping[str, Any]) -> None:
         """Raise SettingError if settings of model and fit are not the expected ones; names the differences."""
@@ -74,7 +80,13 @@ class OODRule:
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads."""
         values = {name: self.held_out[name].tolist() for name in self.members}
-        return {"schema": SCHEMA, "held_out": values, "tpr": self.tpr, "settings": dict(self.settings)}
+        return {
+            "schema": SCHEMA,
+            "weights": dict(self.weights),
+            "held_out": values,
+            "tpr": self.tpr,
+            "settings": dict(self.settings),
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -83,17 +95,24 @@ class OODRule:
         Raises:
             ValueError, TypeError, KeyError: If the data is damaged.
         """
-        if not isinstance(data, dict) or not all(isinstance(data[name], dict) for name in ("held_out", "settings")):
-            raise TypeError("the detector is not a table of held-out scores and settings")
+        if not isinstance(data, dict) or not all(isinstance(data[name], dict) for name in STORED_TABLES):
+            raise TypeError(f"the detector is not a table of {', '.join(STORED_TABLES)}")
         if data["schema"] != SCHEMA:
             raise ValueError(f"it has schema {data['schema']}, this version reads {SCHEMA}")
-        members, tpr = check_members(list(data["held_out"])), data["tpr"]
-        if isinstance(tpr, bool) or not isinstance(tpr, int | float) or not 0 < tpr <= 1:
-            raise ValueError(f"tpr is {tpr!r}")
+        members = check_members(list(data["held_out"]))
+        tpr = _checked_share("tpr", data["tpr"])
+        weights = {name: _checked_share(f"the weight of {name}", data["weights"][name]) for name in members}
         held_out = {name: _checked_values(data["held_out"][name]) for name in members}
         if len({len(values) for values in held_out.values()}) != 1:
             raise ValueError("the members of the detector have different numbers of held-out scores")
-        return cls(members, held_out, float(tpr), data["settings"])
+        return cls(weights, held_out, tpr, data["settings"])
+
+
+def _checked_share(name: str, value: Any) -> float:
+    """Return a number in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"{name} is {value!r}")
+    return float(value)
 
 
 def _checked_values(values: Sequence[Any]) -> Floats:
