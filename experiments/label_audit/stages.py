@@ -1,4 +1,4 @@
-"""Stages of the image networks: two rules of early stopping, half memorised, last epoch, and held-out images."""
+"""Stages of the image networks: early stopping, half memorised, last epoch, and held-out images."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ class StagedImages:
         early = smallest_validation_loss(trained)
         return {
             "early": partial(self.case, seed, early),
-            "peak": partial(self.case, seed, trained.best_epoch),
             "half": lambda: self.case(seed, self._half(seed, trained)),
             **stages,
             "held-out": lambda: self._held_out(seed, early),
