@@ -272,7 +272,7 @@ class IFComp(FittedState):
             held_out: Labelled data that the model was not trained on, iterated over twice in the same order. At least
                 40 examples, better 200 or more.
             shifted: Labelled held-out data under the shift that is expected later. It is added to the half for
-                temperature and alpha, not to the other one.
+                temperature and alpha, not to the other one. Give altered versions of other examples than ``held_out``.
             progress: Show progress bars; None shows them on terminals.
 
         Raises:
@@ -599,7 +599,8 @@ class IFComp(FittedState):
         Args:
             data: Labelled data as for `fit`, iterated over twice in the same order. The model may have been trained on
                 it or not. File names, texts and class names that the data knows are columns of the table.
-            reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels.
+            reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels. It
+                must not contain the audited examples.
             max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
                 distributions of more than 1 GiB are in temporary files.
             progress: Show progress bars; None shows them on terminals.

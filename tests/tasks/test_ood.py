@@ -103,6 +103,28 @@ def test_surprisal_is_positive_and_keeps_the_order(values: list[float], held_out
     assert (np.diff(ordered) >= -1e-12).all()
 
 
+@given(st.lists(st.integers(-10, 10).map(float), min_size=2, max_size=50))
+@settings(max_examples=100, deadline=None)
+def test_held_out_values_are_compared_with_the_others(scores: list[float]) -> None:
+    others = [scores[:index] + scores[index + 1 :] for index in range(len(scores))]
+    expected = [slow_surprisal(score, rest) for score, rest in zip(scores, others, strict=True)]
+    np.testing.assert_allclose(tail_surprisal(scores, None), expected, rtol=1e-9)
+
+
+def test_a_single_held_out_value_is_compared_with_none() -> None:
+    np.testing.assert_allclose(tail_surprisal([3.0], None), [math.log(2)])
+
+
+def test_a_joined_score_accepts_nearly_as_many_new_inputs_as_one_member() -> None:
+    """If held-out inputs were compared with themselves, 20 of them would accept 86 % of new inputs instead of 92 %."""
+    generator, accepted = np.random.default_rng(0), []
+    for _ in range(1000):
+        held_out, new = ({name: generator.normal(size=size) for name in DEFAULT_MEMBERS} for size in (20, 200))
+        rule = OODRule(dict.fromkeys(DEFAULT_MEMBERS, 1.0), held_out, 0.95, SETTINGS)
+        accepted.append((rule.join(new) <= rule.threshold).mean())
+    assert 0.9 < np.mean(accepted) < 0.95
+
+
 def test_surprisal_by_hand() -> None:
     held_out = np.arange(1.0, 12)  # the 90 % quantile is 10, the only larger value exceeds it by 1
     expected = [-math.log(11.5 / 12), -math.log(6 / 12), -math.log(1.5 / 12) + 1, -math.log(1.5 / 12) + 90]

@@ -73,7 +73,7 @@ def ood_threshold(scores: ArrayLike, tpr: float = 0.95) -> float:
     return float(values[np.arange(1, len(values) + 1) / len(values) >= tpr][0])
 
 
-def tail_surprisal(values: ArrayLike, held_out: ArrayLike) -> Floats:
+def tail_surprisal(values: ArrayLike, held_out: ArrayLike | None) -> Floats:
     """Surprisal of values in the distribution of held-out values, ``-log p`` in nats, [B]; larger = more surprising.
 
     Up to the 90 % quantile u of the N held-out values h, p is the smoothed share of larger ones,
@@ -83,19 +83,33 @@ def tail_surprisal(values: ArrayLike, held_out: ArrayLike) -> Floats:
 
     Args:
         values: Scores [B]; larger = more surprising.
-        held_out: Scores [N] of held-out in-distribution inputs.
+        held_out: Scores [N] of held-out in-distribution inputs. None if the values are those of the held-out inputs:
+            each is then compared with the other N - 1, as a new input is compared with inputs other than itself.
     """
-    scores, reference = checked_scores("values", values), np.sort(checked_scores("held_out", held_out))
-    larger = len(reference) - _ranks(scores, reference)
-    surprisal = -np.log((larger + 0.5) / (len(reference) + 1))
-    start = np.quantile(reference, 1 - _TAIL_SHARE, method="lower")
-    excesses = reference[reference > start] - start
-    if not len(excesses):
-        return np.asarray(surprisal)
-    with np.errstate(over="ignore"):  # the mean excess may be denormal
-        distance = (scores - start) / excesses.mean()
-    tail = distance - np.log((len(excesses) + 0.5) / (len(reference) + 1))
-    return np.where(scores > start, tail, surprisal)
+    scores = checked_scores("values", values)
+    reference = np.sort(scores if held_out is None else checked_scores("held_out", held_out))
+    own = int(held_out is None)
+    size = len(reference) - own
+    larger = len(reference) - _ranks(scores, reference) - own / 2
+    surprisal = np.asarray(-np.log((larger + 0.5) / (size + 1)))
+    starts = _tail_starts(scores, reference, own)
+    for start in np.unique(starts):
+        above = reference[reference > start] - start
+        if len(above) <= own:
+            continue
+        rows = (starts == start) & (scores > start)
+        excess = scores[rows] - start
+        mean = (above.sum() - (excess if own else 0)) / (len(above) - own)
+        with np.errstate(over="ignore", divide="ignore"):  # the mean excess may be denormal
+            surprisal[rows] = excess / mean - math.log((len(above) - own + 0.5) / (size + 1))
+    return surprisal
+
+
+def _tail_starts(scores: Floats, reference: Floats, own: int) -> Floats:
+    """Return the 90 % quantile of the sorted reference for every score, without the score itself if it is its own."""
+    place = math.floor((1 - _TAIL_SHARE) * max(len(reference) - own - 1, 0))
+    quantile, following = reference[place], reference[min(place + own, len(reference) - 1)]
+    return np.where(scores <= quantile, following, quantile)
 
 
 def member_weights(
@@ -123,7 +137,7 @@ def member_weights(
 
 
 def join_scores(
-    values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLike], weights: Mapping[str, float]
+    values: Mapping[str, ArrayLike], held_out: Mapping[str, ArrayLike] | None, weights: Mapping[str, float]
 ) -> Floats:
     """Join scores of different units: ``log (sum_m w_m / p_m) / (sum_m w_m)`` over the members m, [B], in nats.
 
@@ -134,16 +148,17 @@ def join_scores(
 
     Args:
         values: Scores [B] by member.
-        held_out: Scores [N] of held-out in-distribution inputs by member.
+        held_out: Scores [N] of held-out in-distribution inputs by member. None if the values are those.
         weights: Weights of the members to join, from `member_weights`.
     """
     if len(weights) == 1:
         (name,) = weights
         return checked_scores(name, values[name])
     total = sum(weights.values())
-    parts = [
-        tail_surprisal(values[name], held_out[name]) + math.log(weight / total) for name, weight in weights.items()
-    ]
+    parts = []
+    for name, weight in weights.items():
+        surprisal = tail_surprisal(values[name], None if held_out is None else held_out[name])
+        parts.append(surprisal + math.log(weight / total))
     return np.asarray(np.logaddexp.reduce(parts, axis=0))
 
 

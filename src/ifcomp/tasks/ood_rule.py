@@ -46,8 +46,8 @@ class OODRule:
 
     @cached_property
     def held_out_scores(self) -> Floats:
-        """Joined scores of the held-out examples, [N]."""
-        return self.join(self.held_out)
+        """Joined scores of the held-out examples, [N]; each is compared with the others."""
+        return join_scores(self.held_out, None, self.weights)
 
     @cached_property
     def threshold(self) -> float:

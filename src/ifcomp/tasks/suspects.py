@@ -60,9 +60,9 @@ def estimate_noise_rate(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Estimate the share of wrong labels by confident learning (Northcutt, Jiang and Chuang 2021).
 
     The threshold of a class is the mean probability of the class over the examples with this label. The confident class
-    of an example is the class that reaches its threshold; if several do, it is the most probable class. The noise rate
-    of a given class is the share of other confident classes among its examples that have a confident class. The result
-    is the mean of these rates, weighted by class size. It is 0 without examples.
+    of an example is the class that reaches its threshold; if several do, it is the most probable of all classes. The
+    noise rate of a given class is the share of other confident classes among its examples that have a confident class.
+    The result is the mean of these rates, weighted by class size. It is 0 without examples.
 
     Args:
         probabilities: Out-of-sample probabilities [n, K].
