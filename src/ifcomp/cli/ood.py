@@ -78,7 +78,7 @@ def ood(
 ) -> Outcome:
     """Flag inputs that are unlike the training data.
 
-    The score joins bounded complexity, energy and the distance to training examples by their ranks among held-out
+    The score joins bounded complexity, energy and the distance to training examples by their p-values among held-out
     inputs. Larger = more surprising. Labels are not used. The detector is stored in the run.
     """
     from ifcomp.cli.cache import open_cache

@@ -109,7 +109,7 @@ def _tail_starts(scores: Floats, reference: Floats, own: int) -> Floats:
     """Return the 90 % quantile of the sorted reference for every score, without the score itself if it is its own."""
     place = math.floor((1 - _TAIL_SHARE) * max(len(reference) - own - 1, 0))
     quantile, following = reference[place], reference[min(place + own, len(reference) - 1)]
-    return np.where(scores <= quantile, following, quantile)
+    return np.asarray(np.where(scores <= quantile, following, quantile))
 
 
 def member_weights(
