@@ -89,5 +89,6 @@ def _restore_results(state: FittedState, results: Mapping[str, Any], path: str |
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, DataError) as error:
         verb = {"calibration": "calibrate", "detector": "call ood_detector"}[name]
         raise StorageError(
-            f"Cannot read the {name} in '{path}': it is damaged or of another version ({error}). Fit and {verb} again."
+            f"Cannot read the {name} in '{path}': it is damaged or of another version ({error!r}). Fit and "
+            f"{verb} again."
         ) from error

@@ -19,7 +19,8 @@ from ifcomp.optional import requires_package
 SHOWN_ROWS = 10
 
 #: Start of a text that spreadsheets run as a formula, also in full-width characters. Plain numbers are exempt.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
@@ -91,13 +92,16 @@ def write_parquet(
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
     """Write a frame to a CSV file, atomically.
 
-    Texts that start like a formula get a leading apostrophe, so that spreadsheets do not run them.
+    Texts that start like a formula get a leading apostrophe, so that spreadsheets do not run them. Control characters
+    and line breaks are escaped, so every row is one line.
     """
-    texts = {name: frame[name].map(_escape_formula) for name in frame.columns if not is_numeric_dtype(frame[name])}
+    texts = {name: frame[name].map(_escape) for name in frame.columns if not is_numeric_dtype(frame[name])}
     with atomic_write(path) as scratch:
-        frame.assign(**texts).to_csv(scratch, index=False)
+        frame.assign(**texts).rename(columns=_escape).to_csv(scratch, index=False)
 
 
-def _escape_formula(value: Any) -> Any:
-    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
-    return f"'{value}" if is_formula else value
+def _escape(value: Any) -> Any:
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+    return f"'{text}" if _FORMULA.match(value) else text

@@ -26,7 +26,8 @@ def test_cells_never_start_a_formula(tmp_path: Path) -> None:
     write_csv(path, pd.DataFrame({"name": names, "value": np.arange(len(names)) - 5.5}))
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == [*(f"'{name}" for name in FORMULAS), *PLAIN]
+    shown = [name.replace("\t", "\\t").replace("\n", "\\n") for name in FORMULAS]
+    assert [row["name"] for row in rows] == [*(f"'{name}" for name in shown), *PLAIN]
     assert [float(row["value"]) for row in rows] == (np.arange(len(names)) - 5.5).tolist()
 
 
@@ -44,7 +45,20 @@ def test_file_names_in_an_audit_are_text(project: Project) -> None:
     assert "\\x1b[" in result.output
     names = pd.read_csv("audit.csv")["name"]
     assert names.str.startswith("'=").all()
-    assert set(names.str.slice(1)) == {str(path.relative_to("images")) for path in Path("images").rglob("*.png")}
+    paths = {str(path.relative_to("images")).replace("\x1b", "\\x1b") for path in Path("images").rglob("*.png")}
+    assert set(names.str.slice(1)) == paths
+
+
+def test_every_row_of_a_table_is_one_line(tmp_path: Path) -> None:
+    """A carriage return in a name would start a row, and the row could start with a formula."""
+    path = tmp_path / "a.csv"
+    names = ["a\r=cmd|' /C calc'!A0", "a\n=1", "a\x00\x1b[2J", "a\u2028=1", "a\x85b"]
+    write_csv(path, pd.DataFrame({"name": names, "=1\r=2": 0}))
+    text = path.read_bytes().decode()
+    assert len(text.splitlines()) == len(names) + 1
+    assert text.isascii()
+    assert text.splitlines()[0] == "name,'=1\\r=2"
+    assert text.splitlines()[1] == "a\\r=cmd|' /C calc'!A0,0"
 
 
 def test_error_messages_have_no_control_characters() -> None:

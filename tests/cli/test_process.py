@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
+import numpy as np
 import pandas as pd
 import pytest
 from project import Project
@@ -70,6 +71,49 @@ def test_invalid_input(project: Project) -> None:
     result = process("fit", project.model, "npz:gone.npz")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "Error: There is no file 'gone.npz'.\n"
+
+
+def test_terminals_without_a_character_and_closed_pipes(project: Project) -> None:
+    x, y = project.arrays("train")
+    np.savez("named.npz", x=x.numpy(), y=y.numpy(), classes=np.array([f"\u00e9 {label} \u2026" for label in range(10)]))
+    audit = ["audit", "--model", project.model, "--weights", "net.safetensors", "--data", "named.npz"]
+    result = process(*audit, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert "\\xe9" in result.stdout
+    with subprocess.Popen([sys.executable, "-m", "ifcomp", *audit], stdout=PIPE, stderr=PIPE, text=True) as closed:
+        assert closed.stdout is not None
+        closed.stdout.close()
+        assert closed.stderr is not None
+        assert "Traceback" not in closed.stderr.read()
+
+
+def test_errors_of_the_model_name_the_batch(project: Project) -> None:
+    Path("late.py").write_text(
+        f"""
+from torch import nn
+import {project.module} as own
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = own.build()
+
+    def forward(self, x):
+        if len(x) == 37:
+            raise KeyError("no entry for these")
+        return self.net(x)
+
+def batches():
+    first, second, *_ = own.batches()
+    return [first, tuple(value[:37] for value in second)]
+"""
+    )
+    result = process("fit", "late:Late", "late:batches")
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Error: KeyError: 'no entry for these'. The model failed on batch 1." in " ".join(result.stderr.split())
+    result = process("fit", "late:Late", "late:batches", "--json")
+    assert json.loads(result.stdout)["exit_code"] == result.returncode == 2
 
 
 def test_interruption(project: Project) -> None:

@@ -82,7 +82,6 @@ def audit(
     from ifcomp.cli.report import write_report
     from ifcomp.cli.run import check_labelled, open_run
 
-    check_target(out, TABLE_SUFFIXES)
     if report is not None:
         check_target(report, (".html",))
     if data is not None and named_data is not None:
@@ -92,6 +91,7 @@ def audit(
             "Give a run, or a model and data: --model package.module:factory --weights FILE --data DATA."
         )
     run = open_run(path, model)
+    check_target(out, TABLE_SUFFIXES, run.inputs(data, named_data, reference))
     source = run.open_data(data or named_data, reading)
     trusted = None if reference is None else run.open_data(reference, reading, secondary=True, like=source)
     sources = [source] if trusted is None else [source, trusted]

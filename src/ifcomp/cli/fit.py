@@ -61,7 +61,7 @@ def fit(
     started = time.perf_counter()
     chosen_damping = options.parse_damping(damping, DEFAULT_DAMPING)
     reading_options = reading.parse()
-    check_target(out)
+    check_target(out, inputs=(model, data, weights))
     with resumable(checkpoint_every, out) as checkpoint:
         source = open_source(data, reading_options)
         network, num_classes = load_checked_model(model, weights, device, source)

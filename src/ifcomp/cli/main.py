@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import sys
 import warnings
@@ -41,6 +42,8 @@ from ifcomp.progress import hide_progress
 USAGE_ERROR = 2
 #: Exit code after Ctrl-C, as in shells.
 INTERRUPTED = 130
+#: Start of the note on an exception of the model's code; see `ifcomp.layers.forward.run_model`.
+MODEL_FAILED = "The model failed on"
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException; typer has a copy of click since 0.26
 
@@ -66,6 +69,8 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run the command line. With ``standalone_mode`` the process ends with the exit code."""
         words = sys.argv[1:] if args is None else list(args)
+        if standalone_mode and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for terminals whose encoding lacks a character
         is_json = "--json" in words
         try:
             settings = {"obj": {"is_json": is_json}, **extra}
@@ -87,6 +92,11 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             _report_error(ctx, interrupt, "Stopped.", "Files are either complete or unchanged.", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from interrupt
+        except Exception as error:
+            if not any(MODEL_FAILED in note for note in getattr(error, "__notes__", [])):
+                raise  # an error of the library, or of the user's data
+            _report_error(ctx, error, "Error:", f"{type(error).__name__}: {error}.", USAGE_ERROR)
+            raise typer.Exit(USAGE_ERROR) from error
 
 
 def _report_error(ctx: Any, error: BaseException, title: str, message: str, code: int) -> None:

@@ -85,13 +85,13 @@ def ood(
     from ifcomp.cli.run import open_run
     from ifcomp.tasks.ood import check_members, ood_threshold
 
-    check_target(out, TABLE_SUFFIXES)
     members = None if score is None else score.split(",")
     check_members(members)  # checks settings before any work is done
     ood_threshold([0.0], 0.95 if tpr is None else tpr)
     if held_out is None and (score is not None or tpr is not None):
         raise SettingError("--score and --tpr belong to a new detector. Name its held-out inputs with --held-out.")
     run = open_run(path, model)
+    check_target(out, TABLE_SUFFIXES, run.inputs(data, held_out, known_ood))
     if held_out is not None:
         check_target(path)
         if run.is_training_data(held_out):

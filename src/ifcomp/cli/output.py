@@ -7,6 +7,7 @@ import math
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ifcomp.errors import SettingError, StorageError
+from ifcomp.io.files import check_kind
 from ifcomp.optional import requires_package
 
 if TYPE_CHECKING:
@@ -158,19 +160,28 @@ def records(frame: pd.DataFrame, source: Source) -> list[dict[str, Any]]:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def check_target(path: str, suffixes: Sequence[str] = ()) -> None:
+def check_target(path: str, suffixes: Sequence[str] = (), inputs: Iterable[str | None] = ()) -> None:
     """Raise an error if the file cannot be written. Commands call this before any work is done.
 
+    Args:
+        path: The file.
+        suffixes: Suffixes that it may have; empty allows all.
+        inputs: Names of what the command reads: files, data and factories. None stands for an input that is not given.
+
     Raises:
-        SettingError: If the file has none of the suffixes.
+        SettingError: If the file has none of the suffixes, or is an input.
         StorageError: If the file cannot be created.
         MissingPackageError: If the file is a Parquet file and pyarrow is not installed.
     """
     target = Path(path)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
-    if os.path.isdir(target):
-        raise StorageError(f"Cannot write '{path}': it is a folder. Name a file in it.")
+    check_kind(target)
+    for name in inputs:
+        if name is not None and _is_same_file(path, name):
+            raise SettingError(
+                f"'{path}' is an input of the command, '{name}', and would be lost. Choose another file."
+            )
     if not os.path.isdir(target.parent):
         raise StorageError(f"Cannot write '{path}': there is no folder '{target.parent}'.")
     if not os.access(target.parent, os.W_OK):
@@ -178,6 +189,17 @@ def check_target(path: str, suffixes: Sequence[str] = ()) -> None:
     if target.suffix == ".parquet":
         with requires_package("pyarrow", "parquet"):
             import pyarrow.parquet  # noqa: F401
+
+
+def _is_same_file(path: str, name: str) -> bool:
+    """Whether a file is the input of a name: a path, data such as ``npz:FILE``, or ``package.module:factory``."""
+    prefix, _, rest = name.partition(":")
+    files = (name, os.path.expanduser(rest), f"{prefix.replace('.', os.sep)}.py")
+    for file in files:
+        with suppress(OSError, ValueError):
+            if os.path.samefile(path, file):
+                return True
+    return False
 
 
 def write_table(

@@ -56,9 +56,9 @@ def predict(
     """
     from ifcomp.cli.run import open_run, predict_source
 
-    check_target(out, TABLE_SUFFIXES)
     _check_options(coverage, alpha)
     run = open_run(path, model)
+    check_target(out, TABLE_SUFFIXES, run.inputs(data))
     source = run.open_data(data, reading, labelled=not no_labels)
     ifc = run.load_predictor(source)
     if coverage is not None and ifc.calibration is None:

@@ -38,12 +38,12 @@ def prune(
     from ifcomp.scores import DESCRIPTIONS
     from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
 
-    check_target(out, TABLE_SUFFIXES)
     chosen_damping = options.parse_damping(damping, PRUNING_DAMPING)
     fractions = options.parse_numbers("--drop", drop) or ()
     if not all(0 <= fraction < 1 for fraction in fractions):
         raise SettingError(f"--drop takes shares of at least 0 and below 1, but got '{drop}'.")
     run = open_run(path, model)
+    check_target(out, TABLE_SUFFIXES, run.inputs(data))
     source = run.open_data(data, reading)
     check_labelled(source)
     scores = run.load_predictor(source).score(source.batches(), damping=chosen_damping)

@@ -50,8 +50,8 @@ def report(
     from ifcomp.cli.ood import stored_detector
     from ifcomp.cli.run import check_labelled, open_run
 
-    check_target(out, (".html",))
     run = open_run(path, model)
+    check_target(out, (".html",), run.inputs(data, held_out, *(ood or ())))
     source = run.open_data(data, reading)
     check_labelled(source)
     ood_sources = [run.open_data(spec, reading, labelled=False, secondary=True) for spec in ood or ()]

@@ -57,9 +57,9 @@ def score(
     from ifcomp.cli.run import open_run, resumable
     from ifcomp.scoring import ScoreOptions
 
-    check_target(out, TABLE_SUFFIXES)
     chosen_damping = options.parse_damping(damping, None)
     run = open_run(path, model)
+    check_target(out, TABLE_SUFFIXES, run.inputs(data))
     was_seen = run.is_training_data(data) if seen is None else seen
     ScoreOptions(was_seen, alpha, linearized, probes)  # checks the settings before any work is done
     with resumable(checkpoint_every, out) as checkpoint:

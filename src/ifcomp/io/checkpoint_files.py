@@ -121,11 +121,18 @@ def _check_types(state: SavedState) -> None:
 def _check_key(path: Path, saved: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     different = [name for name in {**saved, **key} if saved.get(name) != key.get(name)]
     if different:
-        lines = [f"  {name}: {saved.get(name)} there, {key.get(name)} here" for name in different]
+        lines = [
+            f"  {_printable(name)}: {_printable(saved.get(name))} there, {key.get(name)} here" for name in different
+        ]
         raise CheckpointError(
             f"'{path}' is the checkpoint of other unfinished work:\n" + "\n".join(lines) + "\nRepeat the earlier "
             "command or call to resume it, delete the file to start again, or write to another file."
         )
+
+
+def _printable(value: Any) -> str:
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -106,6 +106,8 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
         )
         options, digests = (_typed(metadata, name, dict) for name in ("options", "fingerprint"))
         results = _typed({"results": {}, **metadata}, "results", dict)
+        if not "".join([*factors.blocks, *digests]).isprintable():
+            raise ValueError("a name contains control characters")
         return SavedFactors(factors, digests, options, _typed(metadata, "version", str), results)
     except (KeyError, TypeError, ValueError, SettingError) as error:
         raise _damaged(source, error) from error

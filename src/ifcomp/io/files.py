@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,9 @@ try:
     import fcntl
 except ImportError:  # not available on Windows, where files are not locked
     fcntl = None  # type: ignore[assignment]
+
+#: A link or a pipe in the place of a lock file is an error at once.
+_NOT_BLOCKING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 #: File descriptors of the locks of this process.
 _lock_descriptors: set[int] = set()
@@ -49,8 +53,7 @@ def atomic_write(path: str | os.PathLike[str], *, on_every_rank: bool = False) -
         StorageError: If the folder does not exist or is not writable, or the disk is full.
     """
     target = Path(path)
-    if os.path.isdir(target):  # Path.is_dir raises for names with a zero byte
-        raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
+    check_kind(target)
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # some writers create more scratch files
     scratch = folder / target.name
     try:
@@ -74,6 +77,20 @@ def atomic_write(path: str | os.PathLike[str], *, on_every_rank: bool = False) -
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_kind(target: str | os.PathLike[str]) -> None:
+    """Raise StorageError if a path is that of something else than a file. A path at which nothing exists is allowed."""
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, ValueError):
+        return
+    except OSError as error:
+        raise _not_writable(Path(target), error) from error
+    if stat.S_ISDIR(mode):
+        raise StorageError(f"Cannot write '{target}': it is a folder. Name a file in it.")
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"Cannot write '{target}': it is a pipe, a socket or a device. Choose another name.")
 
 
 def remove_scratch_files(path: str | os.PathLike[str]) -> None:
@@ -123,9 +140,12 @@ def _acquire(lock: Path, target: Path) -> int:
     """Open and lock the lock file. Repeat if another process removed it between the two steps."""
     while True:
         try:
-            descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o666)
+            descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | _NOT_BLOCKING, 0o666)
         except (OSError, ValueError) as error:
             raise _not_writable(target, error) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StorageError(f"Cannot write '{target}': the lock file '{lock}' is not a file. Remove it.")
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

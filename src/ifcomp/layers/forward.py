@@ -20,6 +20,9 @@ from ifcomp.layers.threads import exclusive
 #: Annotations of an input that is a list or tuple itself.
 _SEQUENCE = re.compile(r"(typing\.|collections\.abc\.)?(list|tuple|sequence|iterable)\b", re.IGNORECASE)
 
+#: Start of the note on an exception of the model's code, which ends with the name of the batch.
+MODEL_FAILED = "The model failed on"
+
 #: Types of half precision.
 HALF = (torch.float16, torch.bfloat16)
 
@@ -191,6 +194,10 @@ def run_model(model: nn.Module, batch: Batch, mode: AbstractContextManager[objec
                 f"{where}: the model's parameters are {names[0]} but its inputs are {names[1]}. "
                 "Convert one of them, for instance x.to(next(model.parameters()).dtype) or model.float()."
             ) from error
+        error.add_note(f"{MODEL_FAILED} {where}.")
+        raise
+    except Exception as error:
+        error.add_note(f"{MODEL_FAILED} {where}.")
         raise
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):

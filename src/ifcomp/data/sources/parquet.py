@@ -23,8 +23,8 @@ with requires_package("pyarrow", "parquet"):
 #: Bytes per value, for the size check before a table is read.
 _BYTES_PER_VALUE = 8
 
-#: Rows that are read between two size checks.
-_ROWS_PER_READ = 4096
+#: Rows that are read between two size checks. A row of a list column can have many values.
+_ROWS_PER_READ, _LISTS_PER_READ = 4096, 64
 
 
 def open_parquet(request: SourceRequest) -> Source:
@@ -93,7 +93,8 @@ def read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
         raise EmptyDataError(f"'{path}' has no rows.")
     check_decompressed_size(path, rows * len(names) * _BYTES_PER_VALUE)
     chunks, rows_read, bytes_read = [], 0, 0
-    for chunk in file.iter_batches(_ROWS_PER_READ, columns=names):
+    has_lists = any(_is_list(field.type) for field in file.schema_arrow)
+    for chunk in file.iter_batches(_LISTS_PER_READ if has_lists else _ROWS_PER_READ, columns=names):
         chunks.append(chunk)
         rows_read, bytes_read = rows_read + chunk.num_rows, bytes_read + chunk.nbytes
         check_decompressed_size(path, bytes_read * max(rows, rows_read) // max(1, rows_read))
