@@ -10,6 +10,7 @@ from ifcomp._version import __version__
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_labelled, check_same_order
 from ifcomp.data.forms import Data, check_repeatable
+from ifcomp.distributed import SAME_WEIGHTS, check_equal
 from ifcomp.errors import EmptyDataError
 from ifcomp.evidence.collection import collect_evidence
 from ifcomp.evidence.features import FeatureReader, all_trainable
@@ -38,12 +39,13 @@ def read_evidence(
     first = first_labelled(data, "An audit", "data")
     if reference is not None:
         first_labelled(reference, "An audit", "reference")
+    digest = short_digest(fingerprint(model))
+    check_equal("The weights", digest, SAME_WEIGHTS)
     with exclusive(model), all_trainable(model):
         inventory = take_inventory(model, Selection(skip_uncovered=True))
         reader = FeatureReader(verified_recorder(model, inventory, first), first, limit)
         trusted = None if reference is None else reference.batches
         evidence = collect_evidence(reader, data.batches, trusted, seed=seed, progress=progress)
-        digest = short_digest(fingerprint(model))
     return evidence, {
         "model": digest,
         "seed": seed,

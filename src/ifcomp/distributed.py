@@ -2,6 +2,8 @@
 
 Inside `data_parallel` every process iterates over the same batches and computes on its shard of each. Sums are reduced
 over the processes, and rows are gathered in the order of the data. With one process nothing changes.
+
+Processes compare weights, settings and data. A difference is an error on all of them (`check_equal`, `same_batches`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -21,17 +23,35 @@ import torch.distributed.nn.functional  # its default arguments keep a group ali
 from torch import Tensor
 
 from ifcomp.data.batches import Batch
+from ifcomp.errors import DataError
+from ifcomp.io.fingerprints import digest_tensors
 
 #: Largest number of elements of several tensors that are reduced in one message.
 BUCKET_ELEMENTS = 1 << 20
 
+#: Remedy for weights that differ between processes.
+SAME_WEIGHTS = "Load the same trained weights in every process, or set the same seed before the model is built."
+
+#: Remedy for data that differs between processes.
+_SAME_DATA = (
+    "Every process must iterate over the same batches in the same order: each batch is divided among the processes. "
+    "Give the whole data to all of them, without DistributedSampler, shuffling or random transforms."
+)
+
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Rank of this process and number of processes."""
+    """Rank of this process and number of processes.
+
+    Attributes:
+        rank: From 0 to ``world_size - 1``.
+        world_size: Number of processes.
+        cpu_group: Process group for tensors on the CPU and for objects; None is the default group.
+    """
 
     rank: int = 0
     world_size: int = 1
+    cpu_group: dist.ProcessGroup | None = field(default=None, compare=False)
 
 
 _process_info: ContextVar[ProcessInfo | None] = ContextVar("process_info", default=None)
@@ -46,16 +66,22 @@ def process_info() -> ProcessInfo:
 def data_parallel() -> Iterator[ProcessInfo]:
     """Split the work of ``fit`` and ``score`` over all processes. Each must make the same calls with the same data.
 
-    An initialised process group is used as it is. Otherwise one is created from the environment variables of
-    ``torchrun``: gloo for tensors on the CPU, nccl for tensors on GPUs. Without either there is one process, and the
-    context has no effect.
+    An initialised process group is used as it is. If its backend has no tensors on the CPU, as nccl alone, a gloo group
+    is created beside it. Without an initialised group, one is created from the environment variables of ``torchrun``:
+    gloo for tensors on the CPU, nccl for tensors on GPUs. Without either there is one process, and the context has no
+    effect.
     """
     creates_group = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if creates_group:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    info = ProcessInfo(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ProcessInfo()
+    info = ProcessInfo()
+    if dist.is_initialized():
+        lacks_cpu = not creates_group and "cpu:" not in dist.get_backend_config()
+        info = ProcessInfo(
+            dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo") if lacks_cpu else None
+        )
     token = _process_info.set(info)
     try:
         yield info
@@ -81,6 +107,45 @@ def _destroy_process_group() -> None:
     backends.clear()
 
 
+def check_equal(what: str, value: Any, remedy: str) -> None:
+    """Raise DataError on all processes if a value differs between them.
+
+    Args:
+        what: Subject of the message, in the plural.
+        value: The value of this process.
+        remedy: End of the message.
+    """
+    values = all_gather_objects(value)
+    different = [rank for rank, other in enumerate(values) if other != values[0]]
+    if different:
+        ranks = f"process {different[0]}" if len(different) == 1 else f"processes {', '.join(map(str, different))}"
+        raise DataError(f"{what} of {ranks} differ from those of process 0. {remedy}")
+
+
+def same_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Iterate over batches that must be the same on all processes.
+
+    Digests of inputs and labels are compared for the first batch, and for all batches at the end.
+
+    Raises:
+        DataError: On all processes, if the data, its order or its batches differ.
+    """
+    if process_info().world_size == 1:
+        yield from batches
+        return
+    digest, sizes = "", []
+    for batch in batches:
+        digest = digest_tensors([*batch.tensors(), *([] if batch.labels is None else [batch.labels])], digest)
+        sizes.append(batch.size)
+        if len(sizes) == 1:
+            check_equal("The first batches", (digest, sizes[0]), _SAME_DATA)
+        yield batch
+    if not sizes:
+        check_equal("The first batches", None, _SAME_DATA)
+    check_equal("The sizes of the batches", sizes, _SAME_DATA)
+    check_equal("The batches", digest, _SAME_DATA)
+
+
 def shard_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Iterate over this process's shard of every batch. Empty shards are skipped."""
     info = process_info()
@@ -88,6 +153,10 @@ def shard_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         start, stop = (batch.size * rank // info.world_size for rank in (info.rank, info.rank + 1))
         if stop > start:
             yield batch if info.world_size == 1 else batch.select(slice(start, stop))
+
+
+def _group_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    return process_info().cpu_group if tensor.device.type == "cpu" else None
 
 
 def all_reduce_sum(tensors: Iterable[Tensor], bucket_elements: int = BUCKET_ELEMENTS) -> None:
@@ -101,10 +170,10 @@ def all_reduce_sum(tensors: Iterable[Tensor], bucket_elements: int = BUCKET_ELEM
         return
     for bucket in _buckets(tensors, bucket_elements):
         if len(bucket) == 1:
-            dist.all_reduce(bucket[0])
+            dist.all_reduce(bucket[0], group=_group_of(bucket[0]))
             continue
         joined = torch.cat([tensor.flatten() for tensor in bucket])
-        dist.all_reduce(joined)
+        dist.all_reduce(joined, group=_group_of(joined))
         for tensor, total in zip(bucket, joined.split([tensor.numel() for tensor in bucket]), strict=True):
             tensor.copy_(total.view_as(tensor))
 
@@ -125,7 +194,7 @@ def all_gather_objects(value: Any) -> list[Any]:
     """Return the values of all processes in the order of their ranks."""
     values = [value] * process_info().world_size
     if len(values) > 1:
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=process_info().cpu_group)
     return values
 
 
@@ -133,7 +202,7 @@ def broadcast_object(value: Any, source: int) -> Any:
     """Return the value of the process with rank ``source``."""
     values = [value]
     if process_info().world_size > 1:
-        dist.broadcast_object_list(values, source)
+        dist.broadcast_object_list(values, source, group=process_info().cpu_group)
     return values[0]
 
 
@@ -159,7 +228,7 @@ def run_distributed(
         for job, template, rank in zip(jobs, templates, ranks, strict=True)
     ]
     for result, rank in zip(results, ranks, strict=True):
-        dist.broadcast(result, rank)
+        dist.broadcast(result, rank, group=_group_of(result))
     return results
 
 

@@ -28,7 +28,7 @@ from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form
 from ifcomp.data.digests import DataDigest
 from ifcomp.data.loaders import explain_dead_workers
-from ifcomp.distributed import all_reduce_sum, process_info, shard_batches
+from ifcomp.distributed import all_reduce_sum, process_info, same_batches, shard_batches
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LengthChangedError
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork, check_saved_tensor, restore_tensors
@@ -86,7 +86,7 @@ def fit_factors(
     _warn_of_untouched_norms(model)
     progress = progress if process_info().rank == 0 else False
     with torch.inference_mode(False), ExitStack() as stack:
-        batches = as_batches(track(data, "pass 1 of 2: covariances", progress))
+        batches = same_batches(as_batches(track(data, "pass 1 of 2: covariances", progress)))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("fit needs at least one example, but the data is empty.")
@@ -103,7 +103,7 @@ def fit_factors(
         sums, count = passes.covariances(itertools.chain([first], batches))
         bases = passes.eigenbases(sums, count)
         del sums
-        again = as_batches(track(data, "pass 2 of 2: second moments", progress))
+        again = same_batches(as_batches(track(data, "pass 2 of 2: second moments", progress)))
         factors = passes.second_moments(again, bases, count)
     if factors[0].count != count:
         raise LengthChangedError(

@@ -42,7 +42,7 @@ from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.data.loaders import explain_dead_workers
 from ifcomp.data.selection import select_examples
 from ifcomp.detection import MemberScorer, OODDetector, build_rule
-from ifcomp.distributed import gather_rows, process_info, shard_batches
+from ifcomp.distributed import gather_rows, process_info, same_batches, shard_batches
 from ifcomp.errors import (
     CheckpointError,
     DataError,
@@ -539,7 +539,7 @@ class IFComp(FittedState):
         (warn_if_shuffled if checkpoint is None else check_not_shuffled)(data.batches)
         check_repeatable(data, in_order=checkpoint is not None)
         progress = progress if process_info().rank == 0 else False
-        batches = as_batches(track(data.batches, "scoring", progress))
+        batches = same_batches(as_batches(track(data.batches, "scoring", progress)))
         first = next(batches, None)
         if first is None:
             raise EmptyDataError("score needs at least one example, but the data is empty.")
@@ -870,7 +870,8 @@ class IFComp(FittedState):
 def _unlabelled(data: Data, verb: str, progress: bool | None) -> tuple[Batch, Iterator[Batch]]:
     """Return the first batch of data, and all batches, without labels."""
     progress = progress if process_info().rank == 0 else False
-    batches = (replace(batch, labels=None) for batch in as_batches(track(data.batches, "OOD scores", progress)))
+    read = same_batches(as_batches(track(data.batches, "OOD scores", progress)))
+    batches = (replace(batch, labels=None) for batch in read)
     first = next(batches, None)
     if first is None:
         raise EmptyDataError(f"{verb} needs at least one example, but the data is empty.")

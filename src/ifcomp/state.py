@@ -13,6 +13,7 @@ from ifcomp.curvature.health import with_health
 from ifcomp.data.batches import Batch
 from ifcomp.data.checks import check_not_shuffled, check_reiterable
 from ifcomp.data.forms import Data, DataRequest, as_data, as_inputs, check_repeatable
+from ifcomp.distributed import SAME_WEIGHTS, check_equal
 from ifcomp.errors import EmptyDataError, ModelError, NotFittedError, SettingError
 from ifcomp.fitting import fit_factors
 from ifcomp.io.checkpoints import Checkpoint
@@ -226,11 +227,14 @@ def fit_together(
     with exclusive(lead.model):
         inventory = take_inventory(lead.model, lead._selection)  # parameters may have been frozen since
         digests = fingerprint(lead.model)
+    settings = [predictor.settings for predictor in predictors]
+    check_equal("The settings", (settings, lead._selection), "Give all processes the same arguments.")
+    check_equal("The weights", short_digest(digests), SAME_WEIGHTS)
     recorder, fits, probe = fit_factors(
         lead.model,
         inventory,
         lead._selection,
-        [predictor.settings for predictor in predictors],
+        settings,
         data.batches,
         fingerprint=short_digest(digests),
         limit=as_bytes(max_memory),

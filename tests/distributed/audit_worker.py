@@ -1,9 +1,13 @@
-"""Script of every process in the distributed tests of audits: ``torchrun audit_worker.py RESULT``."""
+"""Script of every process in the distributed tests of audits: ``torchrun audit_worker.py RESULT [--without-cpu]``."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from distributed.worker import network
@@ -43,7 +47,22 @@ def audits() -> dict[str, np.ndarray]:
     return plain | {f"{name} (reference)": value for name, value in other.items()}
 
 
+def refuse_cpu() -> None:
+    """Initialise a default group that pretends to have nccl alone."""
+    dist.init_process_group("gloo")
+    dist.get_backend_config = lambda group=None: "cuda:nccl"
+    for name in ("all_reduce", "broadcast", "all_gather_object", "broadcast_object_list"):
+        setattr(dist, name, partial(_refuse_default_group, getattr(dist, name)))
+
+
+def _refuse_default_group(collective: Callable[..., None], *arguments: Any, group: Any = None) -> None:
+    assert group is not None, "No backend type associated with device type cpu"
+    collective(*arguments, group=group)
+
+
 if __name__ == "__main__":
+    if "--without-cpu" in sys.argv:
+        refuse_cpu()
     with data_parallel() as process:
         arrays = audits()
         np.savez(f"{sys.argv[1]}{process.rank}.npz", world_size=process.world_size, **arrays)

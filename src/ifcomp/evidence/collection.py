@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.data.batches import Batch, as_batches
-from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, shard_batches
+from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, same_batches, shard_batches
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.evidence.feature_maps import FeatureMap, Moments
 from ifcomp.evidence.features import INPUT, TOKENS, FeatureReader, RawFeatures, check_count
@@ -231,4 +231,4 @@ def _check_repeated(part: RawFeatures, labels: Tensor, logits: Tensor) -> None:
 
 def _batches(data: Iterable[Any], title: str, progress: bool | None) -> Iterator[Batch]:
     """Iterate over this process's share of every batch, with a progress bar."""
-    return shard_batches(as_batches(track(data, title, progress)))
+    return shard_batches(same_batches(as_batches(track(data, title, progress))))
