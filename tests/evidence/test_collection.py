@@ -12,12 +12,13 @@ from cases import seeded
 from ifcomp import IFComp
 from ifcomp.data.batches import as_batches
 from ifcomp.errors import DataError, EmptyDataError, LengthChangedError
-from ifcomp.evidence.collection import COMPONENTS, collect_evidence
+from ifcomp.evidence.collection import COMPONENTS, _LayerData, _predict, collect_evidence
 from ifcomp.evidence.features import FeatureReader
 from ifcomp.evidence.members import MODEL, Evidence
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.verification import verified_recorder
+from tracking import Alive
 
 CLASSES, COUNT = 3, 60
 
@@ -377,3 +378,21 @@ def test_layers_of_another_size_in_the_reference_are_left_out() -> None:
     data, reference = ([(torch.randn(12, size, 4, generator=generator), torch.arange(12) % CLASSES)] for size in (7, 6))
     audit = IFComp(seeded(Sometimes)()).audit(data, reference=reference, progress=False)
     assert list(audit.weights["layer"].unique()) == ["second", "extra", "head", MODEL]
+
+
+def test_memory_of_the_predictors_does_not_grow_with_the_number_of_examples() -> None:
+    """Neighbours of all examples at once would take 50 x 28 bytes per example."""
+    peaks = {}
+    for count in (20_000, 60_000):
+        generator = np.random.default_rng(0)
+        features = generator.normal(size=(count, 4)).astype(np.float32)
+        labels = torch.from_numpy(features[:, 0] > 0).long()
+        results = {name: np.zeros((count, 2), dtype=np.float32) for name in ("votes", "readout")}
+        layer = _LayerData(features, features, labels, is_same=True)
+        with Alive() as alive:
+            nearest = _predict(layer, torch.arange(500), 0, results)
+        peaks[count] = alive.peak
+        assert nearest.shape == (count, 5)
+        for probabilities in results.values():
+            np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    assert peaks[60_000] - peaks[20_000] < 40_000 * 50

@@ -17,7 +17,7 @@ from ifcomp.evidence.feature_maps import FeatureMap, Moments
 from ifcomp.evidence.features import INPUT, TOKENS, FeatureReader, RawFeatures, check_count
 from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
-from ifcomp.evidence.readout import Spectrum, find_spectrum, fit_readout
+from ifcomp.evidence.readout import BLOCK_ROWS, Spectrum, find_spectrum, fit_readout
 from ifcomp.evidence.seeds import seeded_order
 from ifcomp.evidence.storage import MEMORY_BYTES, allocate
 from ifcomp.progress import track
@@ -30,6 +30,9 @@ MAX_REFERENCE = 20_000
 
 #: Number of nearest neighbours per example that are kept as an explanation.
 KEPT_NEIGHBOURS = 5
+
+#: Predictors of every layer.
+_PREDICTORS = ("votes", "readout")
 
 #: Largest allowed difference between the logits of two passes over the same data, relative to the largest logit.
 _LOGIT_TOLERANCE = 1e-2
@@ -84,17 +87,16 @@ def collect_evidence(
         base_features = _store(reader, reference, maps, base, memory_bytes, title, progress)
     classes = summary.logits.shape[1]
     chosen = seeded_order(len(base.labels), max_reference, seed)  # equal neighbours are chosen at random
-    names = [f"{layer}/{predictor}" for layer in maps for predictor in ("votes", "readout")]
+    names = [f"{layer}/{predictor}" for layer in maps for predictor in _PREDICTORS]
     distributions = allocate(len(summary.labels), dict.fromkeys(names, classes), _numpy_dtype(reader), memory_bytes)
     members: list[Member] = []
     neighbours: dict[str, np.ndarray] = {}
     for name in track(list(maps), "predictors", progress):
         layer = _LayerData(features[name], base_features[name], base.labels, reference is None)
-        found, neighbours[name] = _predict(layer, classes, chosen, seed)
-        for predictor, probabilities in found.items():
-            distributions[f"{name}/{predictor}"][:] = probabilities
+        found = {predictor: distributions[f"{name}/{predictor}"] for predictor in _PREDICTORS}
+        neighbours[name] = _predict(layer, chosen, seed, found)
         is_trained = name not in (INPUT, TOKENS)
-        members += [Member(name, predictor, distributions[f"{name}/{predictor}"], is_trained) for predictor in found]
+        members += [Member(name, predictor, array, is_trained) for predictor, array in found.items()]
     members.append(Member(MODEL, MODEL, torch.softmax(summary.logits, 1).numpy()))
     return Evidence(summary.labels.numpy(), members, neighbours, base.labels.numpy(), reference is None)
 
@@ -122,34 +124,35 @@ class _LayerData:
             spectrum.rotate(self.reference)
 
 
-def _predict(layer: _LayerData, classes: int, chosen: Tensor, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Rotate the features in place. Return the distributions [n, K] of both predictors, and the nearest neighbours."""
-    spectrum = find_spectrum(layer.reference)
-    layer.rotate(spectrum)
-    vote_shares, nearest = _votes(layer, classes, chosen)
-    readout = fit_readout(layer.reference, layer.labels, classes, spectrum, seed=seed)
-    probabilities = readout.probabilities(layer.features, layer.labels if layer.is_same else None)
-    return {"votes": vote_shares, "readout": probabilities}, nearest
-
-
-def _votes(layer: _LayerData, classes: int, chosen: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return votes [n, K] of neighbours by the leading principal components, and positions of the nearest ones.
+def _predict(layer: _LayerData, chosen: Tensor, seed: int, results: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Rotate the features in place, and fill in the distributions. Return positions of the nearest neighbours.
 
     Args:
-        layer: Rotated features of the layer.
-        classes: Number of classes K.
-        chosen: Positions of the reference examples among which neighbours are searched. Their order decides between
-            equally near ones.
+        layer: Features of the layer.
+        chosen: Positions of the reference examples among which neighbours are searched, by the leading principal
+            components.
+        seed: Seed of the sample on which the readout is chosen.
+        results: Receive the distributions [n, K] of each predictor.
     """
+    spectrum = find_spectrum(layer.reference)
+    layer.rotate(spectrum)
+    count, classes = len(layer.features), results["votes"].shape[1]
+    readout = fit_readout(layer.reference, layer.labels, classes, spectrum, seed=seed)
     labels = layer.labels[chosen]
-    queries = torch.from_numpy(np.ascontiguousarray(layer.features[:, :COMPONENTS]))
-    reference = torch.from_numpy(layer.reference[chosen.numpy(), :COMPONENTS])
-    own = None
+    reference, voters = torch.from_numpy(layer.reference[chosen.numpy(), :COMPONENTS]), neighbour_count(labels)
+    own = torch.full((count,), -1)
     if layer.is_same:
-        own = torch.full((len(queries),), -1)
         own[chosen] = torch.arange(len(chosen))
-    found = find_neighbours(queries, reference, neighbour_count(labels), own)
-    return votes(found, labels, classes), chosen[found.indices[:, :KEPT_NEIGHBOURS]].numpy()
+    nearest = np.empty((count, min(voters, KEPT_NEIGHBOURS)), dtype=np.int64)
+    for start in range(0, count, BLOCK_ROWS):
+        part = slice(start, start + BLOCK_ROWS)
+        queries = torch.from_numpy(np.ascontiguousarray(layer.features[part, :COMPONENTS]))
+        found = find_neighbours(queries, reference, voters, own[part])
+        nearest[part] = chosen[found.indices[:, :KEPT_NEIGHBOURS]].numpy()
+        results["votes"][part] = votes(found, labels, classes)
+        given = layer.labels[part] if layer.is_same else None
+        results["readout"][part] = readout.probabilities(layer.features[part], given)
+    return nearest
 
 
 def _summarise(reader: FeatureReader, data: Iterable[Any], seed: int, title: str, progress: bool | None) -> _Summary:

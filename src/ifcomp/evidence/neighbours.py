@@ -90,5 +90,5 @@ def neighbour_distances(queries: Tensor, reference: Tensor, count: int) -> Tenso
         count: Rank k of the neighbour, from 1 to m.
     """
     step = max(1, _BLOCK_ELEMENTS // len(reference))
-    cosines = [(rows @ reference.T).kthvalue(len(reference) - count + 1, dim=1).values for rows in queries.split(step)]
+    cosines = [(rows @ reference.T).topk(count, dim=1).values[:, -1] for rows in queries.split(step)]
     return (2 - 2 * torch.cat(cosines)).clamp_min(0).sqrt()
