@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PURELIB := "import sysconfig; print(sysconfig.get_path('purelib'))"
 STAMP := $(VENV)/.requirements-installed
 
-.PHONY: setup demo test test-second-tier test-all test-lowest coverage faults fuzz mutants zoo lint docs bench clean
+.PHONY: setup demo test test-second-tier test-all test-lowest coverage faults soak fuzz mutants zoo lint docs bench clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ coverage: setup  # of lines and branches, commands and distributed processes inc
 
 faults: setup
 	$(BIN)/python tests/faults/kill_many.py
+
+soak: setup  # 200,000 inputs in one process
+	$(BIN)/python tests/faults/soak.py
 
 lint: setup
 	$(BIN)/ruff check .

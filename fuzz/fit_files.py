@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterable
 from functools import cache
@@ -168,6 +169,37 @@ def checkpoint(data: bytes, folder: Path) -> None:
     else:
         path.write_bytes(content)
     checkpoint_files.read_checkpoint(path, key)
+
+
+@cache
+def _file_with_results() -> bytes:
+    """Return a run with a calibration and a detector."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(2))
+    held_out = [(x, torch.arange(60) % 3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few examples
+        ifc = IFComp(model()).fit([examples()], progress=False)
+        ifc.calibrate(held_out, progress=False)
+        ifc.ood_detector(held_out, progress=False)
+    return file_bytes(ifc.save)
+
+
+def fit_results(data: bytes, folder: Path) -> None:
+    """Load a run with a wrong calibration or detector. What loads gives finite scores."""
+    draw, path = Draw(data), folder / "run.ifcomp"
+    metadata = json.loads(_parts(_file_with_results())[0]["__metadata__"]["ifcomp"])
+    for _ in range(draw.number(1, 3)):
+        name = draw.choice(("calibration", "detector"))
+        metadata["results"][name] = draw.damaged(metadata["results"][name])
+    _write(path, load(_file_with_results()), "ifcomp", metadata)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ifc = IFComp.load(path, model())
+        if ifc.calibration is not None:
+            distribution = ifc.predict_proba(examples()[0])
+            assert bool(torch.isfinite(distribution).all()), distribution
+        if ifc.detector is not None:
+            ifc.detector.predict(examples()[0])
 
 
 def record(data: bytes, folder: Path) -> None:

@@ -307,6 +307,24 @@ def test_every_flipped_bit_is_refused(saved: Path) -> None:
         assert_refused(saved, str(saved))
 
 
+@pytest.mark.parametrize("entry", ["blocks", "fingerprint"])
+def test_names_with_line_breaks_are_refused(entry: str, saved: Path) -> None:
+    """Messages list such names, so a file of somebody else could add lines to them."""
+    name = "a\nError: b\x1b[2J"
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if entry == "blocks":
+            metadata["blocks"].append(name)
+            tensors[f"{name}/second_moments"] = torch.ones(3)
+        else:
+            metadata["fingerprint"][name] = "0"
+
+    rewrite(saved, change)
+    with pytest.raises(StorageError, match="a name contains control characters") as caught:
+        IFComp.load(saved, model())
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_missing_files_are_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path / "nowhere.ifcomp", "nowhere.ifcomp", "no such file")
 

@@ -367,6 +367,16 @@ def test_tables_that_swell_are_refused(tmp_path: Path) -> None:
     refusal("parquet", path, "expand to")
 
 
+def test_few_long_lists_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
+    """A column of one number, repeated: 1,000 rows of 100,000 values in a few kilobytes."""
+    path, rows, length = tmp_path / "data.parquet", 1000, 100_000
+    lists = pa.ListArray.from_arrays(np.arange(rows + 1) * length, pa.array(np.zeros(rows * length, np.float32)))
+    pq.write_table(pa.table({"a": lists}), path)
+    del lists
+    assert path.stat().st_size < 10**5
+    refusal("parquet", path, "expand to")
+
+
 def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     path, rows, length = tmp_path / "data.parquet", 800_000, 100
     values = pa.array(np.zeros(rows * length, np.float32))
