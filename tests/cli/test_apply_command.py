@@ -76,6 +76,15 @@ def test_output() -> None:
 
 
 @pytest.mark.usefixtures("data")
+def test_another_label_column() -> None:
+    pd.read_csv("t.csv").rename(columns={"label": "kind"}).to_csv("k.csv", index=False)
+    arguments = ("apply", "d.csv", "--data", "csv:k.csv", "--out", "o.csv")
+    check_refused(*arguments, message="has no labels, so examples can be kept and dropped only. Name their column with")
+    text = run_text(*arguments, "--label-column", "kind")
+    assert "Next ifcomp audit --model MODEL --data csv:o.csv --label-column kind audit it again" in text
+
+
+@pytest.mark.usefixtures("data")
 def test_folder() -> None:
     Path("d.csv").write_text("index,decision,label,name\n0,relabel,dog,cat/00.png\n4,drop,,dog/01.png\n8,keep,,\n")
     before = sorted(map(str, Path("images").rglob("*.png")))

@@ -70,6 +70,9 @@ def test_a_model_without_weights_is_noticed(project: Project) -> None:
     assert (content["exit_code"], result.exit_code) == (3, 3)
     assert "Wrong preprocessing, or no weights?" in result.stderr
     assert Path("run.ifcomp").exists()
+    text = " ".join(ifcomp("fit", project.model, "npz:train.npz").stdout.split())
+    assert "Wrote run.ifcomp" in text
+    assert "Next" not in text
 
 
 def test_settings(project: Project) -> None:

@@ -54,6 +54,7 @@ def test_known_ood_inputs_are_compared_with_simple_scores(run: Project) -> None:
     assert rows[content["best"]] == max(rows.values())
     text = run_text(*arguments)
     assert f"The best score is {content['best']}." in text
+    assert "score='" not in text
     assert "FPR at 95 % TPR" in text
 
 

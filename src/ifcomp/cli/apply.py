@@ -106,7 +106,7 @@ def apply(
         facts,
         [paragraph(_summary(corrections, opened.count, data, is_done))],
         {target: _description(kind, opened.count - len(corrections.dropped), len(moves), move)},
-        _next_steps(corrected, decisions, target, is_done),
+        _next_steps(corrected, decisions, target, is_done, label_column),
     )
 
 
@@ -156,8 +156,9 @@ def _description(kind: CorrectionKind, remaining: int, moves: int, is_moved: boo
     return f"the list of {moves:,} moves, {'carried out' if is_moved else 'not carried out'}"
 
 
-def _next_steps(corrected: str, decisions: str, target: str, is_done: bool) -> dict[str, str]:
+def _next_steps(corrected: str, decisions: str, target: str, is_done: bool, label_column: str | None) -> dict[str, str]:
     if is_done:
-        return {f"ifcomp audit --model MODEL --data {shlex.quote(corrected)}": "audit it again, after training on it"}
+        command = options.command_line("audit", model="MODEL", data=corrected, label_column=label_column)
+        return {command: "audit it again, after training on it"}
     command = shlex.join(["ifcomp", "apply", decisions, "--data", corrected, "--out", target, "--move"])
     return {command: "move the images"}

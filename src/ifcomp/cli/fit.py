@@ -95,7 +95,9 @@ def fit(
         _facts(ifc, record, seconds),
         _shown(ifc, record, seconds),
         {out: "the run"},
-        {
+        {}
+        if _is_inaccurate(ifc)
+        else {
             options.command_line("audit", out, **on_device): "find wrong training labels",
             options.command_line("ood", out, "DATA", held_out="DATA", **on_device): "find unfamiliar inputs",
             options.command_line("calibrate", out, "DATA", **on_device): "calibrate the predictions",

@@ -128,7 +128,7 @@ def ood(
     return Outcome(
         facts,
         [
-            paragraph(checked.headline),
+            paragraph(checked.headline.replace(f"score={checked.best!r}", f"--score {checked.best}")),
             *_comparison_table(checked.comparison),
             *_top_table(facts, run.class_names(source)),
             *([paragraph(reason)] if reason else []),

@@ -86,7 +86,8 @@ def _check_example(decision: Decision, data: LabelledFile, lookup: ClassLookup, 
 
 def _find_class(text: str, data: LabelledFile, lookup: ClassLookup, where: str) -> int:
     if data.labels is None:
-        raise LabelError(f"{where}: '{data.path}' has no labels, so examples can be kept and dropped only.")
+        remedy = " Name their column with --label-column." if data.path.endswith((".csv", ".parquet")) else ""
+        raise LabelError(f"{where}: '{data.path}' has no labels, so examples can be kept and dropped only.{remedy}")
     try:
         return lookup.find(text)
     except ValueError as error:
