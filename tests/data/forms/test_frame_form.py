@@ -87,7 +87,11 @@ def test_row_names_are_in_the_audit() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (FRAME.assign(city="Oslo"), DataError, "Column 'city' of the table is not numeric. Encode"),
+        (
+            FRAME.assign(city="Oslo"),
+            DataError,
+            "Column 'city' of the table is not numeric. .* label, give .X, y.",
+        ),
         (pd.DataFrame({"label": [0, 1]}), DataError, "no column with features"),
         (FRAME.assign(label=0, target=1), DataError, r"'label', 'target' could all be the labels. Give \(X, y\)"),
         (FRAME.set_axis(["a", "b", "b"], axis=1), DataError, "Several columns have the name 'b'"),

@@ -90,7 +90,7 @@ def feature_columns(frame: pd.DataFrame, label: Any, request: DataRequest) -> li
         kind = f"{_quote(other)} of the table is not numeric" if other else "The table has no column with features"
         raise DataError(
             f"{'Column ' if other else ''}{kind}. Encode texts and categories as numbers as in the training of the "
-            "model, or leave such columns out."
+            "model, or leave such columns out. If one of them is the label, give (X, y)."
         )
     return chosen
 
