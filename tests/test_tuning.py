@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ifcomp import IFComp, Relative, tuning
 from ifcomp.errors import DataError, EmptyDataError, LabelError, ModelError, SettingError
-from ifcomp.tuning import ALPHAS, BETA_MULTIPLES, OODChoice, Tuned, choose_ood_beta, fit_auto, fit_grid, tune
+from ifcomp.tuning import ALPHAS, BETA_MULTIPLES, OODChoice, Tuned, choose_ood_beta, fit_grid, tune
 from tasks.digits import images_and_labels, train_network
 
 TRAINING, VALIDATION, SHIFTED = slice(0, 600), slice(600, 1000), slice(1000, 1300)
@@ -151,7 +151,7 @@ def test_the_grid_takes_one_fit_and_one_influence_pass_per_beta(monkeypatch: pyt
 
 def test_the_default_grid_is_around_the_fitted_temperature_and_wide() -> None:
     model = network().train()
-    result = fit_auto(model, loader(TRAINING), loader(SHIFTED, noise=0.4))
+    result = tune(model, loader(TRAINING), loader(SHIFTED, noise=0.4), objective="nll")
     assert all(module.training for module in model.modules())
     model.eval()
     betas = result.frame["beta"].unique()
@@ -191,7 +191,7 @@ def test_the_beta_with_the_largest_auroc_is_chosen() -> None:
 
 def test_without_ood_data_the_codelength_chooses() -> None:
     result = choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
-    rule = fit_auto(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
+    rule = tune(network(), loader(TRAINING), loader(VALIDATION), objective="nll", betas=[0.5], damping=0.01)
     assert (result.beta, result.rule, result.predictor.damping) == (rule.beta, "codelength", 0.01)
     pd.testing.assert_frame_equal(result.frame, rule.frame)
 

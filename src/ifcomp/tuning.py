@@ -192,20 +192,6 @@ def tune(
     return Tuned(predictors[betas.index(beta)], beta, alpha, keep_argmax, frame, chosen, inverse)
 
 
-def fit_auto(model: nn.Module, train: Any, held_out: Any, **settings: Any) -> Tuned:
-    """Select the beta and alpha with the shortest held-out pNML codelength, ``sum -log pNML(y|x)``.
-
-    No out-of-distribution data is needed.
-
-    Args:
-        model: Classifier.
-        train: Training data of the model.
-        held_out: Held-out data with labels.
-        **settings: Settings of `tune`, except the objective.
-    """
-    return tune(model, train, held_out, **settings, objective="nll")
-
-
 def choose_ood_beta(
     model: nn.Module,
     train: Any,
@@ -225,7 +211,7 @@ def choose_ood_beta(
         train: Training data of the model.
         in_validation: Held-out in-distribution data. Its labels are used only without ``out_validation``.
         out_validation: OOD inputs, of other kinds than those of the test data; labels are ignored. None selects beta by
-            held-out codelength instead (`fit_auto`).
+            held-out codelength instead.
         betas: Inverse temperatures. None uses `OOD_BETAS`, or the default of `tune` without ``out_validation``.
         damping: Damping of all predictors.
         probes: Score with parametric complexity, estimated from this number of probes, instead of bounded complexity.
@@ -233,7 +219,16 @@ def choose_ood_beta(
         **settings: Settings of `IFComp`, as in `fit_grid`.
     """
     if out_validation is None:
-        tuned = fit_auto(model, train, in_validation, betas=betas, damping=damping, progress=progress, **settings)
+        tuned = tune(
+            model,
+            train,
+            in_validation,
+            betas=betas,
+            damping=damping,
+            objective="nll",
+            progress=progress,
+            **settings,
+        )
         return OODChoice(tuned.predictor, tuned.beta, "codelength", tuned.frame)
     betas = _checked_grid("betas", OOD_BETAS if betas is None else betas)
     train, (in_validation, out_validation) = _read(model, train, [in_validation, out_validation], settings)
