@@ -125,17 +125,6 @@ def test_other_data_weights_factors_or_reference_are_computed(run: Project, call
     assert audit_calls(calls) == 1
 
 
-def test_other_code_of_the_model_is_computed(run: Project, calls: list[str]) -> None:
-    assert audit_calls(calls) == 1
-    Path("changed.py").write_text(
-        f"import {run.module} as net\nfrom torch import nn\ndef build():\n    model = net.build()\n"
-        "    model[2] = nn.Tanh()\n    return model\n"
-    )
-    arguments = ["npz:train.npz", "--model", "changed:build", "--weights", "net.safetensors"]
-    assert audit_calls(calls, *arguments) == 1
-    assert audit_calls(calls, *arguments) == 0
-
-
 @pytest.mark.parametrize("how", ["value", "text", "truncated", "unsigned", "folder"])
 def test_damaged_or_forged_cache_is_ignored(run: Project, calls: list[str], how: str) -> None:
     expected = run_json("audit", "run.ifcomp")

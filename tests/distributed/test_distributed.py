@@ -250,7 +250,7 @@ def test_shards_contain_every_example_once(world_size: int, monkeypatch: pytest.
 def test_small_tensors_are_reduced_together(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def triple(tensor: torch.Tensor) -> None:
+    def triple(tensor: torch.Tensor, group: object) -> None:
         sizes.append(tensor.numel())
         tensor.mul_(3)
 

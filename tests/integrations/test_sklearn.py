@@ -71,7 +71,7 @@ def test_ood_scores() -> None:
         model.ood_score(X)
     assert model.fit_ood(X[~train], tpr=0.9) is model
     inside, outside = model.ood_score(X[~train]), model.ood_score(-5 * X)
-    assert (inside <= model.ifc_.detector.threshold).mean() == pytest.approx(0.9, abs=0.02)
+    assert 0.9 <= (inside <= model.ifc_.detector.threshold).mean() <= 0.95  # each was compared with the others before
     assert np.median(outside) > model.ifc_.detector.threshold
     scaled = torch.tensor((X - X[train].mean(0)) / X[train].std(0))
     np.testing.assert_allclose(model.ood_score(X), model.ifc_.detector.score(scaled).numpy())

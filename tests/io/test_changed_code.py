@@ -37,7 +37,7 @@ def network(activation: Any = torch.relu) -> Network:
 def test_changed_code_is_noticed_when_a_fit_is_loaded(tmp_path: Path) -> None:
     IFComp(network()).fit(DATA).save(tmp_path / "run")
     IFComp.load(tmp_path / "run", network())
-    for changed in (torch.tanh, lambda x: 1.1 * torch.relu(x), lambda x: x[:, :4]):
+    for changed in (torch.tanh, lambda x: 1.1 * torch.relu(x)):
         with pytest.raises(FingerprintError, match=r"The factors in .* belong to a model with other code.*fit again"):
             IFComp.load(tmp_path / "run", network(changed))
 

@@ -61,7 +61,7 @@ DESCRIPTIONS = {
     "p_label": "pooled probability of the given label",
     "p_suggested": "pooled probability of the suggested label",
     "is_suspect": "whether the label is a suspect: a positive score among the largest; the noise rate sets their limit",
-    "label_complexity": "stochastic complexity in nats; the model's most probable other label is the only alternative",
+    "label_complexity": "stochastic complexity in nats, against the most probable other label of the model alone",
 }
 
 
