@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks import record
 from benchmarks.page import page
-from benchmarks.run import chosen, run
+from benchmarks.run import chosen, run, tables
 from benchmarks.suites import SUITES, fit, processes
 from benchmarks.tables import rows
 from ifcomp.errors import SettingError
@@ -42,6 +42,7 @@ def test_a_suite_runs_and_is_written(name: str, tmp_path: Path) -> None:
         results = run([suite], [1], 1, True, tmp_path, Console(file=output, width=400))
     finally:
         torch.set_num_threads(threads)
+    Console(file=output, width=400).print(*tables([suite], results, [1]))
     assert record.read(name, tmp_path) == results[name]
     text = page(tmp_path)
     for section in suite.sections:
