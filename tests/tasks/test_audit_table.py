@@ -1,5 +1,6 @@
 """The table of a label audit: names, descriptions, neighbours, headline; and audits of digits with flipped labels."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,15 @@ def test_neighbours_of_layers_that_carry_the_audit() -> None:
     row = near[near["layer"] == "conv"].iloc[0]
     assert row["neighbours"] == [1, 2, 3, 4, 5]
     assert row["neighbour_labels"] == [1, 2, 0, 2, 2]
+
+
+def test_the_headline_mentions_contradicted_labels_that_are_no_suspects(audit: LabelAudit) -> None:
+    frame = audit.frame.assign(score=-1.0, is_suspect=False)
+    frame.loc[[3, 4, 5, 6], "score"] = 1.0
+    for suspects, more in (([3, 4, 5], None), ([3, 4], 2), ([], 4)):
+        chosen = replace(audit, frame=frame.assign(is_suspect=frame["index"].isin(suspects)))
+        expected = f"The layers contradict {more} more labels, so the noise rate is probably too low"
+        assert (expected in chosen.headline) == (more is not None), (suspects, chosen.headline)
 
 
 def test_ranked_rows_and_headline(audit: LabelAudit) -> None:

@@ -49,6 +49,9 @@ _MOSTLY_CONTRADICTED = 0.5
 #: `LabelAudit.memorised` below which they are probably wrong, too: the layers are more accurate than the output.
 _LESS_THAN_LAYERS = -0.2
 
+#: Number of contradicted labels that are no suspects, relative to the suspects, above which the headline mentions them.
+_FURTHER = 0.5
+
 #: Description of every column of `LabelAudit.frame`.
 DESCRIPTIONS = {
     "index": "position in the data",
@@ -137,6 +140,12 @@ class LabelAudit(TableResult):
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
         )
+        further = int((self.frame["score"] > 0).sum()) - count
+        if further > _FURTHER * count:
+            sentences.append(
+                f"The layers contradict {further:,} more labels, so the noise rate is probably too low: inspect the "
+                "most suspicious labels beyond the suspects."
+            )
         if not count:
             sentences.append(
                 "An audit does not find wrong labels that every layer has memorised: inspect the most suspicious "
