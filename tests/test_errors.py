@@ -33,7 +33,6 @@ from ifcomp.errors import (
     UncoveredParametersError,
 )
 from ifcomp.estimation import estimate
-from ifcomp.tuning import tune
 
 NAN, INF = math.nan, math.inf
 
@@ -499,7 +498,6 @@ def test_other_targets_are_refused_before_the_model_runs(targets: Tensor) -> Non
     for run in (
         lambda: IFComp(Untouched()).fit(data),
         lambda: estimate(Untouched(), data),
-        lambda: tune(Untouched(), data, data),
         lambda: IFComp(Untouched()).fit([{"x": data[0][0], "labels": targets}]),
     ):
         with pytest.raises(LabelError):

@@ -15,7 +15,6 @@ from comparison import as_type, labelled
 from ifcomp import Checkpoint, IFComp
 from ifcomp.curvature.factors import Relative
 from ifcomp.oracle.hindsight import hindsight
-from ifcomp.tuning import choose_ood_beta, tune
 from pretended_device import DEVICE, DeviceTensor, MixedDevicesError, NoDoubleError, on_device, pretended_device
 
 #: An MLP, a conv net with BatchNorm, attention, an embedding, parameters without a rule.
@@ -57,14 +56,7 @@ def estimates(model: nn.Module, case: Case, folder: Path) -> list[Any]:
     return [ifc.influence(case.sample(3)) for ifc in (sampled, empirical, saved)]
 
 
-def choices(model: nn.Module, case: Case, folder: Path) -> list[Any]:
-    train, held_out, other = (training_data(case) for _ in range(3))
-    tuned = tune(model, train, held_out, betas=[0.5], alphas=[0.1], progress=False)
-    ood = choose_ood_beta(model, train, held_out, other, betas=[0.5, 1.0], progress=False)
-    return [tuned.frame, tuned.predict_proba(case.sample(3)), ood.frame]
-
-
-CALLS = {"scores": scores, "estimates": estimates, "choices": choices}
+CALLS = {"scores": scores, "estimates": estimates}
 
 
 def assert_equal(results: list[Any], expected: list[Any]) -> None:

@@ -20,13 +20,13 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.tuning import Tuned, tune
 from ifcomp import IFComp, Relative, oracle
 from ifcomp.cli.demo_study import OOD_INPUTS, TEST_SHIFTS, VALIDATION_SHIFTS, Alteration, Data, load_data
 from ifcomp.tasks.audit import AUDIT_DAMPING
 from ifcomp.tasks.calibration import plot_reliability, reliability_curve
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.ood import OOD_DAMPING
-from ifcomp.tuning import Tuned, tune
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0, 10.0)

@@ -35,10 +35,10 @@ from experiments.reproduce.paper import ECE as PAPER_NUMBERS
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
+from experiments.tuning import tune
 from ifcomp import IFComp
 from ifcomp.complexity import pnml_distribution
 from ifcomp.tasks.calibration import calibration_summary
-from ifcomp.tuning import tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ from experiments.reproduce.paper import COMPONENTS_END
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
+from experiments.tuning import fit_grid
 from ifcomp.tasks.metrics import auroc
-from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,10 +26,10 @@ from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.runs import Trained
+from experiments.tuning import fit_grid
 from ifcomp import Relative
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.simple_scores import loss, margin
-from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,10 +29,10 @@ from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
 from experiments.training import evaluate
+from experiments.tuning import fit_grid
 from ifcomp import IFComp, Relative
 from ifcomp.complexity import capped_complexity, expected_influence, parametric_complexity
 from ifcomp.tasks.ood import OOD_DAMPING, ood_metrics
-from ifcomp.tuning import fit_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,6 @@ from torch import nn
 from cases import seeded
 from ifcomp import IFComp
 from ifcomp.errors import DataError, LabelError, NonFiniteError
-from ifcomp.tuning import tune
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 X[:, 1] = X[:, 1].round()
@@ -71,9 +70,10 @@ def test_columns_of_the_fit_are_remembered(tmp_path: Path) -> None:
 
 
 def test_held_out_tables_have_the_columns_of_the_training_data() -> None:
-    options = {"betas": [1.0], "alphas": [0.1], "progress": False}
-    expected = tune(net(), [(X, Y)], [(X[:20], Y[:20])], **options)
-    found = tune(net(), (FRAME, LABELS), (FRAME[["dose", "age", "visits"]][:20], LABELS[:20]), **options)
+    ifc = IFComp(net()).fit((FRAME, LABELS))
+    table = (pd.concat([FRAME[["dose", "age", "visits"]]] * 5), pd.concat([LABELS] * 5))
+    expected = ifc.calibrate([(X.repeat(5, 1), Y.repeat(5))], progress=False)
+    found = ifc.calibrate(table, progress=False)
     pd.testing.assert_frame_equal(found.frame, expected.frame, rtol=1e-5)
 
 

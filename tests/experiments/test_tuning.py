@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 
-from ifcomp import IFComp, Relative, tuning
-from ifcomp.errors import DataError, EmptyDataError, LabelError, ModelError, SettingError
-from ifcomp.tuning import ALPHAS, BETA_MULTIPLES, OODChoice, Tuned, choose_ood_beta, fit_grid, tune
+from experiments import tuning
+from experiments.tuning import ALPHAS, BETA_MULTIPLES, Tuned, fit_grid, tune
+from ifcomp import IFComp, Relative
 from tasks.digits import images_and_labels, train_network
 
 TRAINING, VALIDATION, SHIFTED = slice(0, 600), slice(600, 1000), slice(1000, 1300)
@@ -25,11 +25,6 @@ def loader(part: slice, size: int = 128, noise: float = 0.0) -> list[tuple[Tenso
     images, labels = images_and_labels()
     inputs = images[part] + noise * torch.randn(images[part].shape, generator=torch.Generator().manual_seed(0))
     return list(zip(inputs.split(size), labels[part].split(size), strict=True))
-
-
-def inverted_digits(part: slice) -> list[tuple[Tensor, Tensor]]:
-    """Inverted digits, with labels that the model does not know."""
-    return [(1 - images, labels + 1000) for images, labels in loader(part)]
 
 
 @cache
@@ -49,7 +44,7 @@ def tuned(objective: str = "nll", keep_argmax: bool = False, shifted: bool = Tru
         alphas=ALPHA_GRID,
         objective=objective,
         keep_argmax=keep_argmax,
-        shifted=loader(SHIFTED, noise=0.4) if shifted else None,
+        shifted=loader(SHIFTED, noise=0.4) if shifted else (),
     )
 
 
@@ -131,7 +126,7 @@ def test_shifted_data_is_pooled_with_validation_data() -> None:
 
 def test_batches_do_not_matter() -> None:
     settings: dict[str, Any] = {"betas": BETAS, "alphas": ALPHA_GRID}
-    other = tune(network(), loader(TRAINING, 77), [*loader(VALIDATION, 33), torch.zeros(0, 64)], **settings)
+    other = tune(network(), loader(TRAINING, 77), loader(VALIDATION, 33), **settings)
     pd.testing.assert_frame_equal(other.frame, tuned(shifted=False).frame, rtol=1e-4)
 
 
@@ -150,10 +145,7 @@ def test_the_grid_takes_one_fit_and_one_influence_pass_per_beta(monkeypatch: pyt
 
 
 def test_the_default_grid_is_around_the_fitted_temperature_and_wide() -> None:
-    model = network().train()
-    result = tune(model, loader(TRAINING), loader(SHIFTED, noise=0.4), objective="nll")
-    assert all(module.training for module in model.modules())
-    model.eval()
+    result = tune(network(), loader(TRAINING), loader(SHIFTED, noise=0.4), objective="nll")
     betas = result.frame["beta"].unique()
     assert 0.1 < result.inverse_temperature < 0.9  # the network is overconfident
     np.testing.assert_allclose(betas, [1, *(m * result.inverse_temperature for m in BETA_MULTIPLES)], rtol=0.01)
@@ -167,63 +159,3 @@ def test_fit_grid_equals_separate_fits() -> None:
     for beta, ifc in zip(BETAS, fit_grid(network(), BETAS, loader(TRAINING), damping=0.01), strict=True):
         alone = IFComp(network(), beta, fisher="exact", damping=0.01).fit(loader(TRAINING))
         torch.testing.assert_close(ifc.influence(x), alone.influence(x), rtol=1e-5, atol=1e-8)
-
-
-@cache
-def ood_choice() -> OODChoice:
-    return choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), inverted_digits(VALIDATION), [0.01, 1.0])
-
-
-def test_the_beta_with_the_largest_auroc_is_chosen() -> None:
-    result = ood_choice()
-    x = images_and_labels()[0][VALIDATION]
-    expected = {}
-    for beta in (0.01, 1.0):
-        ifc = IFComp(network(), beta, fisher="exact", damping=Relative(1e-4)).fit(loader(TRAINING))
-        scores = torch.cat([ifc.bounded_complexity(x), ifc.bounded_complexity(1 - x)])
-        expected[beta] = roc_auc_score(np.arange(2 * len(x)) >= len(x), scores)
-    assert dict(zip(result.frame["beta"], result.frame["auroc"], strict=True)) == pytest.approx(expected, rel=1e-4)
-    assert result.beta == max(expected, key=lambda beta: expected[beta])
-    assert result.rule == "auroc"
-    assert (result.predictor.beta, result.predictor.damping) == (result.beta, Relative(1e-4))
-    assert result.frame["auroc"].max() > 0.9
-
-
-def test_without_ood_data_the_codelength_chooses() -> None:
-    result = choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), betas=[0.5], damping=0.01)
-    rule = tune(network(), loader(TRAINING), loader(VALIDATION), objective="nll", betas=[0.5], damping=0.01)
-    assert (result.beta, result.rule, result.predictor.damping) == (rule.beta, "codelength", 0.01)
-    pd.testing.assert_frame_equal(result.frame, rule.frame)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"objective": "accuracy"}, SettingError, "objective"),
-        ({"alphas": [-1.0]}, SettingError, "alphas"),
-        ({"betas": [float("nan")]}, SettingError, "betas"),
-        ({"damping": -1.0}, SettingError, "damping"),
-        ({"fisher": "none"}, SettingError, "fisher"),
-        ({"model": "network"}, ModelError, "nn.Module"),
-        ({"validation": iter([])}, DataError, "iterator"),
-        ({"validation": []}, EmptyDataError, "held-out"),
-        ({"validation": [torch.zeros(2, 64)]}, LabelError, "labels are needed"),
-        ({"validation": [(torch.zeros(2, 64), torch.tensor([0, 10]))]}, LabelError, "label 10"),
-        ({"shifted": (torch.zeros(2, 64), torch.zeros(2))}, LabelError, r"labels.long\(\)"),
-        ({"shifted": 5}, DataError, "batches"),
-    ],
-)
-def test_unusable_requests_are_refused_before_the_fit(
-    settings: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(IFComp, "fit")
-    with pytest.raises(error, match=message):
-        tune(**{"model": network(), "train": loader(TRAINING), "validation": loader(VALIDATION), **settings})
-
-
-def test_unusable_ood_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(IFComp, "fit")
-    with pytest.raises(DataError, match="iterator"):
-        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), iter([torch.zeros(1, 64)]))
-    with pytest.raises(SettingError, match="at least one"):
-        choose_ood_beta(network(), loader(TRAINING), loader(VALIDATION), inverted_digits(VALIDATION), [])
