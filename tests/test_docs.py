@@ -56,7 +56,6 @@ def test_every_command_and_every_public_name_is_on_the_site(site: Path) -> None:
     api = (site / "api.html").read_text()
     for name in (
         "ifcomp.IFComp.fit",
-        "ifcomp.tuning.tune",
         "ifcomp.tasks.ood.ood_threshold",
         "ifcomp.errors.ModelError",
     ):
