@@ -1,6 +1,7 @@
 """Audits that were killed resume with the same data to the same bits."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,19 @@ def test_a_checkpoint_without_its_files_is_refused(number: int, kill: Kill, tmp_
     shutil.rmtree(tmp_path / "work.files")
     with pytest.raises(CheckpointError, match="is missing or damaged"):
         audit(tmp_path / "work")
+
+
+def test_files_do_not_remain_without_a_checkpoint(tmp_path: Path) -> None:
+    class Broken(list[Any]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.reads += 1
+            yield from data()
+            if self.reads > 2:  # checks read the first batch
+                assert (tmp_path / "work.files").exists()
+                raise OSError("the network drive is gone")
+
+    with pytest.raises(OSError, match="drive is gone"):
+        audit(tmp_path / "work", every=3600, batches=Broken())
+    assert list(tmp_path.iterdir()) == []

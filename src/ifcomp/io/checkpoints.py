@@ -72,8 +72,9 @@ class Checkpoint:
             self._context = None
             if error is None:
                 self._rank_path.unlink(missing_ok=True)
+            if not self._rank_path.exists():
                 shutil.rmtree(files_folder(self._rank_path), ignore_errors=True)
-            elif self._rank_path.exists() and not isinstance(error, CheckpointError):
+            elif error is not None and not isinstance(error, CheckpointError):
                 error.add_note(
                     f"The work so far is saved in '{self.path}'. Repeat the same command or call to resume it."
                 )
