@@ -55,7 +55,7 @@ from ifcomp.explanation import Explanation, explain
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
-from ifcomp.label_samples import label_samples
+from ifcomp.label_samples import sample_size
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.probe import check_probe
 from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
@@ -467,7 +467,7 @@ class IFComp(FittedState):
         """
         batch = replace(self._batch(x), labels=None)
         evaluation = self._evaluation(batch, damping)
-        samples = label_samples(evaluation.factors.num_classes, SAMPLED_LABELS, exact)
+        samples = sample_size(evaluation.factors.num_classes, SAMPLED_LABELS, exact)
         bounded = evaluate_bounded(evaluation, [batch], samples)
         return (bounded.value, bounded.error) if return_error else bounded.value
 
