@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ifcomp import IFComp
@@ -20,8 +21,9 @@ from ifcomp.complexity import (
     sampled_expected_influence,
 )
 from ifcomp.curvature.labels import draw_labels, label_residuals
-from ifcomp.label_samples import label_passes, label_samples
+from ifcomp.label_samples import label_passes, sample_size
 from ifcomp.scoring import Microbatch, evaluate
+from ifcomp.tasks.ood import OOD_DAMPING
 
 WEIGHT = 0.04  # added probability over mean influence
 
@@ -62,7 +64,7 @@ def samples_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``S - 1`` and its standard error for every possible sample of labels, and the probability of each sample."""
     approximate = approximate_hindsight(log_probability[None], control[None], 0.5, 0.5 * WEIGHT)
-    chances = label_chances((approximate * (1 - approximate)).sqrt(), log_probability.argmax()[None])
+    chances = label_chances((approximate * (1 - approximate)).sqrt(), log_probability.argmax()[None], 0.5)
     labels, probability = all_samples(chances[0], samples)
     rows = (each.expand(len(labels), -1) for each in (log_probability, approximate, chances))
     logs, approximations, drawn_with = rows
@@ -77,7 +79,7 @@ def test_the_expected_influence_is_unbiased_over_all_samples(samples: int, contr
         log_probability, influence, near = example(seed=seed)
         approximate = {"near": near, "zero": 0 * near, "wrong": 0.1 * near.flip(0)}[control]
         p = log_probability.exp()
-        chances = label_chances((p * approximate)[None], p.argmax()[None])
+        chances = label_chances((p * approximate)[None], p.argmax()[None], 0.1)
         labels, probability = all_samples(chances[0], samples)
         rows = (each.expand(len(labels), -1) for each in (p, approximate, chances))
         estimates = sampled_expected_influence(next(rows), labels, influence[labels], *rows)
@@ -126,10 +128,10 @@ def test_the_bias_of_the_logarithm_is_as_documented() -> None:
 
 
 def test_labels_are_drawn_by_size_and_uniformly() -> None:
-    chances = label_chances(torch.tensor([[9.0, 5.0, 3.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0]))
+    chances = label_chances(torch.tensor([[9.0, 5.0, 3.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0]), 0.1)
     expected = torch.tensor([[0, 0.9 * 5 / 8 + 0.025, 0.9 * 3 / 8 + 0.025, 0.025, 0.025]], dtype=torch.float64)
     torch.testing.assert_close(chances, expected, rtol=1e-12, atol=1e-12)
-    equal = label_chances(torch.zeros(1, 5, dtype=torch.float64), torch.tensor([3]))
+    equal = label_chances(torch.zeros(1, 5, dtype=torch.float64), torch.tensor([3]), 0.1)
     torch.testing.assert_close(equal, torch.tensor([[0.25, 0.25, 0.25, 0, 0.25]], dtype=torch.float64))
 
 
@@ -234,8 +236,8 @@ def test_without_a_last_layer_of_one_output_per_class_its_influence_is_zero() ->
 
 
 def test_samples_are_the_default_beyond_32_classes() -> None:
-    assert [label_samples(classes, 16) for classes in (2, 32, 33, 1_000)] == [None, None, 16, 16]
-    assert label_samples(1_000, 16, exact=True) is None
+    assert [sample_size(classes, 16) for classes in (2, 32, 33, 1_000)] == [None, None, 16, 16]
+    assert sample_size(1_000, 16, exact=True) is None
     assert (label_passes(1_000, 16), label_passes(10, None)) == (17, 10)
 
 
@@ -292,7 +294,34 @@ def test_the_control_variate_reduces_the_error() -> None:
     log_probability, influence = ifc.model(x).detach().log_softmax(1), ifc.influence(x)
     top = log_probability.argmax(1)
     without = log_probability.exp()
-    chances = label_chances(torch.ones_like(without), top)
+    chances = label_chances(torch.ones_like(without), top, 1.0)
     labels = torch.cat([top.unsqueeze(1), draw_labels(chances, SAMPLED_LABELS, 0)], 1)
     _, plain = sampled_excess(log_probability, labels, influence.gather(1, labels), without, chances, mean_influence)
     assert float((error * value.exp() / plain).median()) < 0.5
+
+
+def pairs_of_digits(first: int, stop: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two digits of scikit-learn side by side, and their classes 0 ... 99."""
+    generator = torch.Generator().manual_seed(seed)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+    left, right = (torch.randint(first, stop, (count,), generator=generator) for _ in range(2))
+    return torch.cat([images[left], images[right]], 1), 10 * labels[left] + labels[right]
+
+
+@pytest.mark.second_tier
+def test_the_standard_error_is_honest_on_ood_inputs() -> None:
+    """The share beyond three standard errors is 0.13 if only a tenth of the labels is drawn uniformly."""
+    torch.manual_seed(0)
+    x, y = pairs_of_digits(0, 1300, 6000, 0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 100))
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for rows in (rows for _ in range(15) for rows in torch.randperm(6000).split(100)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    ifc = IFComp(model, damping=OOD_DAMPING).fit(list(zip(x.split(500), y.split(500), strict=True)), progress=False)
+    inputs = pairs_of_digits(1300, 1797, 60, 1)[0][:, torch.randperm(128)]
+    values, errors = over_seeds(ifc, inputs, 20)
+    outside = ((values - ifc.bounded_complexity(inputs, exact=True)) / errors).abs() > 3
+    assert float(outside.double().mean()) < 0.05

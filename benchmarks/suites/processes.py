@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.child import in_child
@@ -44,6 +45,29 @@ def alone_and_shared(fitted: int, scored: int, rounds: int, tiny: bool) -> dict[
         timings |= interleaved(_in_turns(alone.forward, shared.forward), rounds)
         means = {"mean, 1": _by_one_process(alone.mean), "mean, 2": shared.mean()}
     return {name: timed.seconds for name, timed in timings.items()} | means
+
+
+def measure_audit(setup: Setup) -> Measured:
+    """Time a label audit with one and with two processes in turns."""
+    count = setup.size(2048, 40)
+    results = in_child(audits_alone_and_shared, count, setup.slow_rounds, setup.tiny, processes=2)
+    measured = Measured()
+    for name, seconds in results.items():
+        measured.add({name: Timed(seconds, None)}, count)
+    return measured
+
+
+def audits_alone_and_shared(count: int, rounds: int, tiny: bool) -> dict[str, list[float]]:
+    """Return the seconds of audits by one process and by all."""
+    ifc = IFComp(RESNET20.model(CLASSES, Setup(1, rounds, tiny)))
+    size, labels = 2 * RESNET20.batch, torch.arange(count) // 2 % CLASSES
+    batches = list(zip(RESNET20.images(count).split(size), labels.split(size), strict=True))
+
+    def audit() -> None:
+        ifc.audit(batches, progress=False)
+
+    with data_parallel():
+        return {name: timed.seconds for name, timed in interleaved(_in_turns(audit, audit), rounds).items()}
 
 
 @dataclass(frozen=True)
@@ -102,6 +126,16 @@ SUITE = Suite(
                 number("difference", "difference", ".0e", Goal("≤", 1e-4)),
             ),
             {"ResNet-20": measure},
+            threads=(1,),
+        ),
+        Section(
+            f"Label audit, K = {CLASSES}",
+            (
+                milliseconds("audit, one process", "audit, 1"),
+                milliseconds("two", "audit, 2"),
+                times_faster("one / two", "audit, 1", "audit, 2"),
+            ),
+            {"audit of ResNet-20": measure_audit},
             threads=(1,),
         ),
     ),

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ifcomp import complexity
-from ifcomp.curvature.labels import draw_labels
 from ifcomp.data.batches import Batch
-from ifcomp.label_samples import evaluate_top, influence_of, label_passes
+from ifcomp.label_samples import evaluate_sample, evaluate_top, label_passes
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 
 #: Number of labels that are sampled in addition to the most probable one: 17 backward passes, worth 35 forward passes.
@@ -56,8 +55,8 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
     numbers, given by the seed of the fit, for every example. So an example has the same value in every batch, and the
     errors of similar examples are not independent.
 
-    A label is drawn with a probability that grows with ``sqrt(c (1 - c))`` for its approximate hindsight probability c:
-    the approximation has the largest error between 0 and 1.
+    Half of the draws are uniform. In the others, the probability of a label grows with ``sqrt(c (1 - c))`` for its
+    approximate hindsight probability c: the approximation has the largest error between 0 and 1.
 
     Args:
         evaluation: The recorded model and its curvature.
@@ -72,10 +71,9 @@ def bounded_complexity(evaluation: Evaluation, microbatch: Microbatch, samples: 
         return BoundedComplexity(value, torch.zeros_like(value))
     top = evaluate_top(microbatch)
     approximate = complexity.approximate_hindsight(log_probability, top.control, mean_influence)
-    chances = complexity.label_chances((approximate * (1 - approximate)).sqrt(), top.label)
-    drawn = draw_labels(chances, samples, evaluation.factors.settings.seed)
-    labels = torch.cat([top.label.unsqueeze(1), drawn], 1)
-    influence = torch.cat([top.influence, influence_of(microbatch, drawn)], 1)
+    sizes = (approximate * (1 - approximate)).sqrt()
+    chances = complexity.label_chances(sizes, top.label, complexity.BOUNDED_UNIFORM_SHARE)
+    labels, influence = evaluate_sample(microbatch, top, chances, samples, evaluation.factors.settings.seed)
     excess, error = complexity.sampled_excess(log_probability, labels, influence, approximate, chances, mean_influence)
     excess = excess.clamp_min(0)
     return BoundedComplexity(excess.log1p(), error / (1 + excess))

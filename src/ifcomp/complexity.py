@@ -26,9 +26,13 @@ LABEL_ADDED_PROBABILITY = 0.5
 #: (experiments/ood_defaults/results).
 BOUNDED_ADDED_PROBABILITY = 0.003
 
-#: Share of the label samples that is uniform. It bounds the terms of labels whose approximation is far
-#: too small.
-_UNIFORM_SHARE = 0.1
+#: Share of the label samples of E[IF] that is uniform. It bounds the terms of labels whose approximation is far too
+#: small.
+EXPECTATION_UNIFORM_SHARE = 0.1
+
+#: The same for bounded complexity. On OOD inputs the approximate hindsight probability of many labels is close to 1,
+#: and its rare errors are large (docs/settings.md, many classes).
+BOUNDED_UNIFORM_SHARE = 0.5
 
 #: Steps of the bisection in `hindsight_log_odds`; float64 has 53 significant bits.
 _BISECTION_STEPS = 64
@@ -195,17 +199,18 @@ def approximate_hindsight(
     return torch.sigmoid(hindsight_log_odds(label_log_odds(log_probability), control, weight))
 
 
-def label_chances(sizes: Tensor, top: Tensor) -> Tensor:
-    """Probabilities ``q_y = 0.9 w_y / sum_z w_z + 0.1 / (K - 1)`` of drawing each label, [B, K]; 0 for the top label.
+def label_chances(sizes: Tensor, top: Tensor, uniform_share: float) -> Tensor:
+    """Probabilities ``q_y = (1 - u) w_y / sum_z w_z + u / (K - 1)`` of drawing each label, [B, K]; 0 for the top label.
 
     Args:
         sizes: Expected sizes w of the terms of a sum over labels, [B, K].
         top: The most probable label, [B].
+        uniform_share: u, above 0 and at most 1.
     """
     others = torch.ones_like(sizes).scatter(1, top.unsqueeze(1), 0)
     weights = sizes.clamp_min(torch.finfo(sizes.dtype).tiny) * others
-    shares = (1 - _UNIFORM_SHARE) * weights / weights.sum(1, keepdim=True)
-    return shares + _UNIFORM_SHARE / (sizes.shape[1] - 1) * others
+    shares = (1 - uniform_share) * weights / weights.sum(1, keepdim=True)
+    return shares + uniform_share / (sizes.shape[1] - 1) * others
 
 
 def sampled_expected_influence(

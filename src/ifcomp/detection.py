@@ -21,7 +21,7 @@ from ifcomp.data.batches import Batch
 from ifcomp.distributed import gather_rows, shard_batches
 from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
-from ifcomp.label_samples import label_passes, label_samples
+from ifcomp.label_samples import label_passes, sample_size
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
 from ifcomp.tasks.ood import Floats, check_members, member_weights
 from ifcomp.tasks.ood_rule import OODRule
@@ -128,7 +128,7 @@ class MemberScorer:
     @property
     def _samples(self) -> int | None:
         """Number of sampled labels of bounded complexity; None evaluates all labels."""
-        return label_samples(self._classes, SAMPLED_LABELS)
+        return sample_size(self._classes, SAMPLED_LABELS)
 
 
 def build_rule(

@@ -35,7 +35,7 @@ class TopLabel:
     control: Tensor
 
 
-def label_samples(classes: int, samples: int, exact: bool = False) -> int | None:
+def sample_size(classes: int, samples: int, exact: bool = False) -> int | None:
     """Number of labels to sample; None evaluates all labels, up to `MAX_EXACT_CLASSES` or on request."""
     return None if exact or classes <= MAX_EXACT_CLASSES else samples
 
@@ -62,6 +62,26 @@ def evaluate_top(microbatch: Microbatch) -> TopLabel:
     return TopLabel(top, influence, last + torch.nan_to_num(rest, 0.0, 0.0, 0.0) * sizes)
 
 
+def evaluate_sample(
+    microbatch: Microbatch, top: TopLabel, chances: Tensor, samples: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Draw labels and evaluate them. Return the most probable label and the drawn ones, and their influence.
+
+    Args:
+        microbatch: The recorded examples.
+        top: The most probable label, which is evaluated already.
+        chances: Probability of drawing each label, [B, K].
+        samples: Number of draws m.
+        seed: Seed of the draws.
+
+    Returns:
+        Labels and influence, each [B, 1 + m].
+    """
+    drawn = draw_labels(chances, samples, seed)
+    labels = torch.cat([top.label.unsqueeze(1), drawn], 1)
+    return labels, torch.cat([top.influence, influence_of(microbatch, drawn)], 1)
+
+
 def sampled_expected_influence(microbatch: Microbatch, samples: int, seed: int) -> Tensor:
     """Estimate E[IF] from the most probable label and sampled labels, [B]; see `complexity.sampled_expected_influence`.
 
@@ -71,8 +91,7 @@ def sampled_expected_influence(microbatch: Microbatch, samples: int, seed: int) 
         seed: Seed of the sample.
     """
     top, probability = evaluate_top(microbatch), microbatch.probability
-    chances = complexity.label_chances(probability * top.control, top.label)
-    drawn = draw_labels(chances, samples, seed)
-    labels = torch.cat([top.label.unsqueeze(1), drawn], 1)
-    influence = torch.cat([top.influence, influence_of(microbatch, drawn)], 1)
+    sizes = probability * top.control
+    chances = complexity.label_chances(sizes, top.label, complexity.EXPECTATION_UNIFORM_SHARE)
+    labels, influence = evaluate_sample(microbatch, top, chances, samples, seed)
     return complexity.sampled_expected_influence(probability, labels, influence, top.control, chances)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ifcomp import complexity
 from ifcomp.curvature.labels import probabilities
 from ifcomp.data.batches import Batch
-from ifcomp.label_samples import label_passes, label_samples, sampled_expected_influence
+from ifcomp.label_samples import label_passes, sample_size, sampled_expected_influence
 from ifcomp.scoring import Evaluation, Microbatch, evaluate, label_influence
 
 #: Number of labels that estimate E[IF] beside the most probable one if there are many: 3 backward passes.
@@ -42,7 +42,7 @@ def distributions(
         keep_argmax: Spread the added probability evenly over the labels.
     """
     count, classes = evaluation.factors.count, evaluation.factors.num_classes
-    samples = label_samples(classes, EXPECTATION_SAMPLES, exact=not keep_argmax)
+    samples = sample_size(classes, EXPECTATION_SAMPLES, exact=not keep_argmax)
 
     def step(microbatch: Microbatch) -> Tensor:
         microbatch = at_temperature(microbatch, inverse_temperature)
@@ -68,7 +68,7 @@ def logits_and_influence(
         inverse_temperature: ``1/T``.
     """
     classes = evaluation.factors.num_classes
-    samples = label_samples(classes, EXPECTATION_SAMPLES)
+    samples = sample_size(classes, EXPECTATION_SAMPLES)
 
     def step(microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         microbatch = at_temperature(microbatch, inverse_temperature)

@@ -55,7 +55,7 @@ from ifcomp.explanation import Explanation, explain
 from ifcomp.io.checkpoints import Checkpoint
 from ifcomp.io.fingerprints import fingerprint, short_digest
 from ifcomp.io.resumable import NO_CHECKPOINT
-from ifcomp.label_samples import label_samples
+from ifcomp.label_samples import sample_size
 from ifcomp.layers.inventory import take_inventory
 from ifcomp.layers.probe import check_probe
 from ifcomp.layers.registry import MAX_OUTPUT_BASIS, Selection, Sua
@@ -467,7 +467,7 @@ class IFComp(FittedState):
         """
         batch = replace(self._batch(x), labels=None)
         evaluation = self._evaluation(batch, damping)
-        samples = label_samples(evaluation.factors.num_classes, SAMPLED_LABELS, exact)
+        samples = sample_size(evaluation.factors.num_classes, SAMPLED_LABELS, exact)
         bounded = evaluate_bounded(evaluation, [batch], samples)
         return (bounded.value, bounded.error) if return_error else bounded.value
 
@@ -582,6 +582,7 @@ class IFComp(FittedState):
         *,
         reference: Any = None,
         max_memory: int | str | None = None,
+        checkpoint: Checkpoint | None = None,
         progress: bool | None = None,
     ) -> LabelAudit:
         """Find wrong labels from the evidence of all layers. No fit is needed.
@@ -603,6 +604,8 @@ class IFComp(FittedState):
                 must not contain the audited examples.
             max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
                 distributions of more than 1 GiB are in temporary files.
+            checkpoint: As for `fit`, for one process. Features and distributions are then in files beside it. After a
+                kill, the audit resumes at the next batch or layer.
             progress: Show progress bars; None shows them on terminals.
 
         Raises:
@@ -621,17 +624,26 @@ class IFComp(FittedState):
             )
         limit, data = as_bytes(max_memory), self._data(data)
         base = None if reference is None else self._data(reference)
-        evidence, settings = read_evidence(
-            self.model, data, base, limit=limit, seed=self.settings.seed, progress=progress
-        )
-        audit = audit_evidence(evidence, settings, seed=self.settings.seed)
-        if self.factors is not None:
-            probes = min(2, self.factors.num_classes)
-            table = self.score(data, damping=AUDIT_DAMPING, probes=probes, max_memory=max_memory, progress=progress)
-            audit.frame["label_complexity"] = table.column("label_complexity")
-            if self.factors.count == len(audit.frame) and process_info().world_size == 1:
-                audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
-        return with_known_names(audit, data)
+        with ExitStack() as stack:
+            scores = None if checkpoint is None else stack.enter_context(checkpoint.beside("scores"))
+            evidence, settings = read_evidence(
+                self.model, data, base, limit=limit, seed=self.settings.seed, checkpoint=checkpoint, progress=progress
+            )
+            audit = audit_evidence(evidence, settings, seed=self.settings.seed)
+            if self.factors is not None:
+                probes = min(2, self.factors.num_classes)
+                table = self.score(
+                    data,
+                    damping=AUDIT_DAMPING,
+                    probes=probes,
+                    max_memory=max_memory,
+                    checkpoint=scores,
+                    progress=progress,
+                )
+                audit.frame["label_complexity"] = table.column("label_complexity")
+                if self.factors.count == len(audit.frame) and process_info().world_size == 1:
+                    audit = replace(audit, influential=self._explain_suspects(audit, data, progress))
+            return with_known_names(audit, data)
 
     def _explain_suspects(self, audit: LabelAudit, data: Data, progress: bool | None) -> pd.DataFrame | None:
         """Return `LabelAudit.influential`; None without suspects, or if their inputs have different shapes."""

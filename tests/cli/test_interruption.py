@@ -55,11 +55,15 @@ def commands(project: Project) -> dict[str, tuple[list[str], list[str]]]:
     return {
         "fit": (fit, ["run.ifcomp"]),
         "score": (["score", "run.ifcomp", "gated:Gated"], ["scores.csv"]),
+        "audit": (
+            ["audit", "--model", project.model, "--weights", "net.safetensors", "--data", "gated:Gated"],
+            ["audit.csv"],
+        ),
     }
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("name", ["fit", "score"])
+@pytest.mark.parametrize("name", ["fit", "score", "audit"])
 def test_repeated_command_resumes(run: Project, name: str, how: signal.Signals) -> None:
     command, outputs = commands(run)[name]
     every = ["--checkpoint-every", "0" if how is signal.SIGKILL else "3600"]

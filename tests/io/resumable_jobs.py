@@ -1,5 +1,6 @@
-"""A fit and a scoring run of a small network, for tests of checkpoints."""
+"""A fit, a scoring run and audits of a small network, for tests of checkpoints."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ifcomp import Checkpoint, IFComp
 from ifcomp.state import fit_together
+from ifcomp.tasks.audit import LabelAudit
 
 BATCH_SIZES = (5, 3, 4)
 NUM_BATCHES = len(BATCH_SIZES)
@@ -20,6 +22,9 @@ LINEAR_MATRICES = 4
 
 #: Further matrices of the two fits in `fit`: outputs of the second fit, and of the embedding in both.
 OTHER_MATRICES = 4
+
+#: Layers with predictors of labels: counts of tokens, and the inputs of "hidden" and "head".
+AUDITED_LAYERS = 3
 
 
 class Network(nn.Module):
@@ -52,8 +57,8 @@ def network(seed: int = 0) -> Network:
     return Network().eval()
 
 
-def data() -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
+def data(seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
     return [
         (torch.randint(7, (size, 4), generator=generator), torch.randint(3, (size,), generator=generator))
         for size in BATCH_SIZES
@@ -76,15 +81,34 @@ def score(path: Path, every: float = 0.0, batches: Any = None) -> pd.DataFrame:
         return ifc.score(data() if batches is None else batches, damping=1e-3, checkpoint=checkpoint).frame
 
 
+def audit(path: Path, every: float = 0.0, batches: Any = None, reference: Any = None) -> LabelAudit:
+    """Audit labels without a fit."""
+    with Checkpoint(path, every) as checkpoint, warnings.catch_warnings(action="ignore"):  # few examples
+        data_or_batches = data() if batches is None else batches
+        return IFComp(network()).audit(data_or_batches, reference=reference, checkpoint=checkpoint)
+
+
+def audit_with_reference(path: Path, every: float = 0.0) -> LabelAudit:
+    """Audit labels by predictors of other data."""
+    return audit(path, every, reference=data(2))
+
+
 #: Jobs and the number of checkpoints that they write if every batch and matrix is saved.
 JOBS: dict[str, tuple[Callable[..., Any], int]] = {
     "fit": (fit, 2 * NUM_BATCHES + LINEAR_MATRICES + OTHER_MATRICES),
     "score": (score, NUM_BATCHES),
+    "audit": (audit, 2 * NUM_BATCHES + AUDITED_LAYERS),
+    "audit_with_reference": (audit_with_reference, 4 * NUM_BATCHES + AUDITED_LAYERS),
 }
 
 
-def result_bytes(result: list[IFComp] | pd.DataFrame) -> dict[str, bytes]:
+def result_bytes(result: list[IFComp] | pd.DataFrame | LabelAudit) -> dict[str, bytes]:
     """Return every value of a result as bytes."""
+    if isinstance(result, LabelAudit):
+        evidence = result.evidence
+        arrays = {f"{member.layer} {member.predictor}": member.probabilities for member in evidence.members}
+        arrays |= evidence.neighbours
+        return result_bytes(result.frame) | {name: array.tobytes() for name, array in arrays.items()}
     if isinstance(result, pd.DataFrame):
         return {f"{number} {name}": np.asarray(result[name]).tobytes() for number, name in enumerate(result)}
     named = {}

@@ -214,7 +214,7 @@ def test_a_checkpoint_serves_one_call(tmp_path: Path) -> None:
         ifc.fit(data(), checkpoint=checkpoint)
     with checkpoint:
         ifc.fit(data(), checkpoint=checkpoint)
-        with pytest.raises(SettingError, match="serves one fit or score"):
+        with pytest.raises(SettingError, match="serves one fit, score or audit"):
             ifc.score(data(), checkpoint=checkpoint)
         with pytest.raises(SettingError, match="entered twice"), checkpoint:
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,6 +70,7 @@ def audit(
         str | None, typer.Option(metavar="FILE", help="Also write the page of 'ifcomp report', .html.")
     ] = None,
     max_memory: options.MaxMemory = None,
+    checkpoint_every: options.CheckpointEvery = 60.0,
 ) -> Outcome:
     """Find wrong labels from the evidence of all layers.
 
@@ -80,7 +82,8 @@ def audit(
     """
     from ifcomp.cli.cache import open_cache
     from ifcomp.cli.report import write_report
-    from ifcomp.cli.run import check_labelled, open_run
+    from ifcomp.cli.run import check_labelled, open_run, resumable
+    from ifcomp.distributed import process_info
 
     if report is not None:
         check_target(report, (".html",))
@@ -99,9 +102,14 @@ def audit(
         check_labelled(opened)
     ifc = run.load_predictor(*sources)
     base = None if trusted is None else trusted.batches()
-    result = open_cache(run, ifc).audit(
-        source, trusted, lambda: ifc.audit(source.batches(), reference=base, max_memory=max_memory)
-    )
+
+    def compute() -> LabelAudit:
+        with ExitStack() as stack:
+            one = process_info().world_size == 1
+            checkpoint = stack.enter_context(resumable(checkpoint_every, out)) if one else None
+            return ifc.audit(source.batches(), reference=base, max_memory=max_memory, checkpoint=checkpoint)
+
+    result = open_cache(run, ifc).audit(source, trusted, compute)
     result = result.with_names(run.class_names(source), source.names or source.texts)
     written = {out: f"all {len(result.frame):,} labels in the order of the data"}
     write_table(out, result.frame, result.descriptions, result.settings, source)

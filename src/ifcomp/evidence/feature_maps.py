@@ -5,6 +5,7 @@ The first forward pass over the data accumulates `Moments`. They give the map th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +134,19 @@ class Moments:
         self.largest = torch.maximum(self.largest, values.abs().amax(0))
         if self.sketch is not None:
             self.sketch.add(torch.nn.functional.normalize(values, dim=1) if self.counts_tokens else values)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all statistics by name."""
+        sketched = {} if self.sketch is None else {"sums": self.sketch.total, "products": self.sketch.products}
+        count = torch.tensor(self.count)
+        known = {"count": count, "total": self.total, "squares": self.squares, "nonzero": self.nonzero}
+        return {**known, "largest": self.largest, **sketched}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Replace all statistics by those of `state`, in place."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+        self.count = int(state["count"])
 
     def reduce(self) -> None:
         """Combine the moments of all processes, in place. Every process calls it."""

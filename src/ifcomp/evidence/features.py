@@ -56,6 +56,7 @@ class FeatureReader:
         recorder: Recorder of the model.
         layers: Chosen layers: embeddings, then at most `MAX_LAYERS` others in the order of the forward pass.
         has_input: Whether the model has floating-point inputs, which are features too.
+        microbatches: Splits batches into microbatches.
     """
 
     def __init__(self, recorder: Recorder, first: Batch, limit: int | None = None) -> None:
@@ -67,7 +68,7 @@ class FeatureReader:
             limit: Memory limit of the tensors of a microbatch, in bytes; None for no limit.
         """
         self.recorder = recorder
-        self._microbatches = Microbatches(recorder.device, limit=limit, repeat_trials=True)
+        self.microbatches = Microbatches(recorder.device, limit=limit, repeat_trials=True)
         examples = replace(first.select(slice(0, 2)), shared=recorder.shared).to(recorder.device)
         with recorder.attached():
             recording = recorder.record(examples)
@@ -86,7 +87,7 @@ class FeatureReader:
         """Run the model on labelled batches and iterate over the raw features of microbatches, in order."""
         for batch in batches:
             checked = replace(check_batch(batch, self.recorder.num_classes, "needed"), shared=self.recorder.shared)
-            yield from self._microbatches.run(checked, 1, lambda part, _: self._read(part), "features")
+            yield from self.microbatches.run(checked, 1, lambda part, _: self._read(part), "features")
 
     def _read(self, batch: Batch) -> RawFeatures:
         with self.recorder.attached():

@@ -1,32 +1,89 @@
-"""Large arrays with one row per example, in memory or in temporary files."""
+"""Large arrays with one row per example: in memory, in temporary files, or in files that a resumed run opens again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from tempfile import TemporaryFile
 
 import numpy as np
 
+from ifcomp.errors import CheckpointError, StorageError
+from ifcomp.io.files import check_free_space
+
 #: Number of bytes beyond which arrays are in temporary files.
 MEMORY_BYTES = 2**30
 
+#: Number of rows that are copied at once.
+_COPIED_ROWS = 8192
+
 
 def allocate(
-    rows: int, sizes: Mapping[str, int], dtype: np.dtype, memory_bytes: int = MEMORY_BYTES
+    rows: int,
+    sizes: Mapping[str, int],
+    dtype: np.dtype,
+    memory_bytes: int = MEMORY_BYTES,
+    files: Path | None = None,
+    *,
+    reopen: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Return arrays of zeros [rows, size] by name. Temporary files have no name and are deleted with their array.
+    """Return arrays [rows, size] by name: zeros, or the content of files of an earlier run.
 
     Args:
         rows: Number of examples n.
         sizes: Number of columns by name.
         dtype: Data type of all arrays.
-        memory_bytes: Memory limit of all arrays together. Beyond it each is in a temporary file.
+        memory_bytes: Memory limit of all arrays together. Beyond it each is in a temporary file without a name, which
+            is deleted with its array.
+        files: Beginning of the paths of files that stay. None uses memory or temporary files.
+        reopen: Open the files of an earlier run. They must exist.
+
+    Raises:
+        CheckpointError: If files of an earlier run are missing or have another size.
+        StorageError: If the disk has too little free space for new files.
     """
-    if rows * sum(sizes.values()) * dtype.itemsize <= memory_bytes:
+    total = rows * sum(sizes.values()) * dtype.itemsize
+    if files is not None:
+        paths = {name: files.with_name(f"{files.name}-{number}") for number, name in enumerate(sizes)}
+        if not reopen:
+            _create_folder(files.parent)
+            check_free_space(files, total)
+        opened = _reopened if reopen else _created
+        return {name: opened(paths[name], rows, size, dtype) for name, size in sizes.items()}
+    if total <= memory_bytes:
         return {name: np.zeros((rows, size), dtype) for name, size in sizes.items()}
-    return {name: _zeros_in_file(rows, size, dtype) for name, size in sizes.items()}
+    return {name: _zeros_in_temporary_file(rows, size, dtype) for name, size in sizes.items()}
 
 
-def _zeros_in_file(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+def copied(array: np.ndarray, memory_bytes: int = MEMORY_BYTES) -> np.ndarray:
+    """Return a copy of an array [rows, size], in memory or in a temporary file."""
+    copy = allocate(len(array), {"copy": array.shape[1]}, array.dtype, memory_bytes)["copy"]
+    for start in range(0, len(array), _COPIED_ROWS):
+        copy[start : start + _COPIED_ROWS] = array[start : start + _COPIED_ROWS]
+    return copy
+
+
+def _zeros_in_temporary_file(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     with TemporaryFile(prefix="ifcomp-") as file:
         return np.memmap(file, dtype, "w+", shape=(rows, columns))
+
+
+def _create_folder(folder: Path) -> None:
+    if folder.is_symlink():
+        raise StorageError(f"'{folder}' is a link. Remove it, or choose another output file.")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"Cannot create the folder '{folder}': {error}") from error
+
+
+def _created(path: Path, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """Create a file of zeros. An earlier file or link is replaced."""
+    path.unlink(missing_ok=True)
+    return np.memmap(path, dtype, "w+", shape=(rows, columns))
+
+
+def _reopened(path: Path, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != rows * columns * dtype.itemsize:
+        raise CheckpointError(f"Cannot resume: '{path}' is missing or damaged. Delete the checkpoint to start again.")
+    return np.memmap(path, dtype, "r+", shape=(rows, columns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from ifcomp.errors import CheckpointError, SettingError
 from ifcomp.io.checkpoint_files import read_checkpoint
 from ifcomp.io.files import check_free_space, file_lock, remove_scratch_files
 from ifcomp.io.interrupts import defer_interrupts
-from ifcomp.io.resumable import CheckpointedWork, ResumableWork
+from ifcomp.io.resumable import CheckpointedWork, ResumableWork, files_folder
 
 
 class Checkpoint:
@@ -27,8 +28,8 @@ class Checkpoint:
     context the first SIGINT (Ctrl-C) waits for the current batch, saves the state and raises `KeyboardInterrupt`; a
     second one does not wait. Only one process at a time can enter a path.
 
-    One checkpoint serves one call of ``fit`` or ``score``, with data in the same order on every pass. Each of several
-    processes has its own file; they enter the checkpoint inside `ifcomp.distributed.data_parallel`.
+    One checkpoint serves one call of ``fit``, ``score`` or ``audit``, with data in the same order on every pass. Each
+    of several processes has its own file; they enter the checkpoint inside `ifcomp.distributed.data_parallel`.
 
     Example:
         >>> with Checkpoint("run.partial") as checkpoint:
@@ -71,7 +72,9 @@ class Checkpoint:
             self._context = None
             if error is None:
                 self._rank_path.unlink(missing_ok=True)
-            elif self._rank_path.exists() and not isinstance(error, CheckpointError):
+            if not self._rank_path.exists():
+                shutil.rmtree(files_folder(self._rank_path), ignore_errors=True)
+            elif error is not None and not isinstance(error, CheckpointError):
                 error.add_note(
                     f"The work so far is saved in '{self.path}'. Repeat the same command or call to resume it."
                 )
@@ -93,7 +96,7 @@ class Checkpoint:
         if self._context is None:
             raise SettingError("Use the checkpoint in a with statement: with Checkpoint(path) as checkpoint: ...")
         if self._is_used:
-            raise SettingError("A checkpoint serves one fit or score. Create another one, with another file.")
+            raise SettingError("A checkpoint serves one fit, score or audit. Create another one, with another file.")
         self._is_used = True
         path = self._rank_path
         complete_key = json.loads(json.dumps({**key, "stages": stages, "processes": process_info().world_size}))
@@ -101,6 +104,10 @@ class Checkpoint:
         check_free_space(path, 2 * size - (path.stat().st_size if saved else 0))  # new and old file exist at once
         with defer_interrupts(self._on_interrupt) as interrupt:
             yield CheckpointedWork(path, self.every, complete_key, stages, saved, interrupt)
+
+    def beside(self, name: str) -> Checkpoint:
+        """Return a checkpoint of further work in a file beside this one."""
+        return Checkpoint(self.path.with_name(f"{self.path.name}-{name}"), self.every, on_interrupt=self._on_interrupt)
 
     @property
     def _rank_path(self) -> Path:

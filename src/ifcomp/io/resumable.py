@@ -36,6 +36,11 @@ class ResumableWork:
         """
         return {}
 
+    @property
+    def folder(self) -> Path | None:
+        """Folder of large files that are kept with the checkpoint; None without a checkpoint."""
+        return None
+
     def begin_stage(
         self, stage: str, local: StateFunction, shared: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
@@ -55,7 +60,9 @@ class ResumableWork:
         """Whether the checkpoint is of a later stage."""
         return False
 
-    def remaining_batches(self, batches: Iterable[Batch], digest: DataDigest | None = None) -> Iterator[Batch]:
+    def remaining_batches(
+        self, batches: Iterable[Batch], digest: DataDigest | None = None, data_set: str = ""
+    ) -> Iterator[Batch]:
         """Iterate over the batches that the stage has not processed yet.
 
         A batch counts as processed when the next one is requested.
@@ -63,17 +70,31 @@ class ResumableWork:
         Args:
             batches: All batches of the stage.
             digest: Receives all of them, also those that were processed before.
+            data_set: Name of the data. Stages that read data of the same name must read the same data.
         """
         for batch in batches:
             if digest is not None:
                 digest.add(batch)
             yield batch
 
+    def check_batches(self, batches: Iterable[Batch], data_set: str = "") -> None:
+        """Raise CheckpointError if an earlier run read other data of this name. Without a checkpoint nothing is read.
+
+        Args:
+            batches: All batches.
+            data_set: Name of the data.
+        """
+
     def save_if_due(self) -> None:
         """Save a checkpoint if it is due. The state of the stage must be consistent."""
 
 
 NO_CHECKPOINT = ResumableWork()
+
+
+def files_folder(path: Path) -> Path:
+    """The folder of large files that are kept with a checkpoint."""
+    return path.with_name(f"{path.name}.files")
 
 
 class CheckpointedWork(ResumableWork):
@@ -111,6 +132,10 @@ class CheckpointedWork(ResumableWork):
     def settings(self) -> dict[str, Any]:
         return self._settings
 
+    @property
+    def folder(self) -> Path:
+        return files_folder(self._path)
+
     def begin_stage(
         self, stage: str, local: StateFunction, shared: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
@@ -127,13 +152,15 @@ class CheckpointedWork(ResumableWork):
         saved = self._saved
         return saved is not None and self._stages.index(saved.stage) > self._stages.index(stage)
 
-    def remaining_batches(self, batches: Iterable[Batch], digest: DataDigest | None = None) -> Iterator[Batch]:
+    def remaining_batches(
+        self, batches: Iterable[Batch], digest: DataDigest | None = None, data_set: str = ""
+    ) -> Iterator[Batch]:
         resumed, end, data = self._progress, 0, digest or DataDigest()
         for batch in batches:
             data.add(batch)
             start, end = end, batch.start + batch.size
             if not start:
-                self._check_digest(FIRST, data)
+                self._check_digest(f"{data_set}{FIRST}", data)
             if end == resumed.position:
                 self._check_data(data.in_batches == resumed.digests.get(PROCESSED))
             if end <= resumed.position:
@@ -143,7 +170,10 @@ class CheckpointedWork(ResumableWork):
             self._progress = SavedState(resumed.stage, end, {**self._digests, PROCESSED: data.in_batches})
             self.save_if_due()
         self._check_data(end >= resumed.position)
-        self._check_digest(ALL, data)
+        self._check_digest(f"{data_set}{ALL}", data)
+
+    def check_batches(self, batches: Iterable[Batch], data_set: str = "") -> None:
+        self._check_digest(f"{data_set}{ALL}", DataDigest.of(batches))
 
     def save_if_due(self) -> None:
         if self._interrupt.requested or time.monotonic() - self._last_save >= self._every:
