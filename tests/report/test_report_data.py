@@ -146,9 +146,9 @@ def test_answers_of_every_part() -> None:
 def test_answers_name_what_was_not_run() -> None:
     found = _answers(audit=make_audit())
     assert [name for name, answer in found.items() if not answer.text] == ["Unfamiliar inputs", "Confidence"]
-    assert found["Confidence"].sentence.startswith("Not run. Add ifcomp calibrate RUN DATA")
+    assert found["Confidence"].sentence.startswith("Add ifcomp calibrate RUN DATA")
     only_ood = _answers(ood=OODScores([1.0], {"a": [3.0]}, 1.0))
-    assert only_ood["Wrong labels"].sentence == "Not run. Add audit=ifc.audit(loader)."
+    assert only_ood["Wrong labels"].sentence == "Add audit=ifc.audit(loader)."
     assert only_ood["Unfamiliar inputs"].text == "1 input the model does not know"
 
 

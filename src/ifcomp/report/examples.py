@@ -76,7 +76,7 @@ class LayerNeighbours:
         layer: Name of the layer.
         weight: Weight of their votes in the pool, from 0 to 1.
         examples: The neighbours to show, nearest first.
-        labels: Given labels of all neighbours that vote. Empty stands for those of the examples.
+        labels: Given labels of all nearest examples that the audit keeps. Empty stands for those of the examples.
     """
 
     layer: str

@@ -60,7 +60,7 @@ def answers(data: ReportData) -> tuple[Answer, ...]:
     missing = dict(hints(data))
 
     def not_run(name: str, part: str, anchor: str) -> Answer:
-        return Answer(name, "", f"Not run. Add {missing[part]}.", anchor)
+        return Answer(name, "", f"Add {missing[part]}.", anchor)
 
     labels, inputs, trust = ("Wrong labels", "labels"), ("Unfamiliar inputs", "inputs"), ("Confidence", "trust")
     result = [
@@ -189,7 +189,7 @@ def _accuracy(audit: Audit, predictions: Integers, pair: ReliabilityPair | None)
     return Answer(
         "Model",
         f"{_percent(correct / total)} of these labels predicted",
-        f"The model predicts {correct:,} of the {total:,} given labels, memorised ones included.{other}",
+        f"The model predicts {correct:,} of the {total:,} given labels; memorised labels count too.{other}",
         "model",
     )
 

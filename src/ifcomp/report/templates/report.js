@@ -454,7 +454,7 @@
       const others = labels.filter((label) => label !== given).length;
       return [
         element("h3", {}, "Nearest in layer ", bdi(layer)),
-        element("p", { class: "note" }, `${others} of ${labels.length} neighbours have another label; the votes of this layer have weight ${weight.toFixed(2)}.`),
+        element("p", { class: "note" }, `${others} of the ${labels.length} nearest have another label; the votes of this layer have weight ${weight.toFixed(2)}.`),
         element("ul", { class: "examples neighbours" }, ...examples.map(([position, label, preview]) => (
           element("li", { class: label === given ? "" : "contradicts" }, previewElement(data.previews[preview], false), exampleCaption(label, position))))),
       ];
