@@ -29,7 +29,7 @@ from ifcomp.errors import (
     SettingError,
     StorageError,
 )
-from ifcomp.evidence.neighbours import neighbour_distances
+from ifcomp.evidence.neighbours import nearest_units
 from ifcomp.io.tensor_files import write_tensors
 from ifcomp.tasks.ood import OOD_DAMPING
 from tasks.digits import images_and_labels, train_network
@@ -116,8 +116,9 @@ def test_a_single_member_is_used_in_its_own_unit(score: str) -> None:
 def test_distances_by_hand() -> None:
     reference = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     queries = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-    assert neighbour_distances(queries, reference, 1).tolist() == pytest.approx([0, math.sqrt(0.4)], abs=1e-6)
-    assert neighbour_distances(queries, reference, 3).tolist() == pytest.approx([2, math.sqrt(3.2)])
+    distances = nearest_units(queries, reference, 3).distances
+    assert distances[:, 0].tolist() == pytest.approx([0, math.sqrt(0.4)], abs=1e-6)
+    assert distances[:, 2].tolist() == pytest.approx([2, math.sqrt(3.2)])
 
 
 # The reference set ---------------------------------------------------------------------------------------------------
@@ -321,6 +322,28 @@ def test_tables_of_data_with_unknown_labels() -> None:
     assert table.threshold == gate.threshold
     assert "<td>damping</td>" in gate._repr_html_()
     assert len(gate.plot().axes[0].patches) == 1
+
+
+def test_tables_list_the_nearest_training_examples() -> None:
+    gate = fitted().ood_detector(held_out())
+    table = gate.table([inputs(9, 3), inputs(400, 1)[17:18]])
+    body = fitted().model[:4]
+    features, reference = (body(x).detach().numpy() for x in (inputs(9, 3), inputs(400, 1)))
+    for row, found in zip(features, table.nearest, strict=False):
+        cosines = [row @ other / np.linalg.norm(other) for other in reference]
+        assert found.tolist() == sorted(range(400), key=lambda at: -cosines[at])[:4]
+    assert table.nearest[9][0] == 17  # a training example is its own neighbour
+    assert fitted().ood_detector(held_out(), score="energy").table([inputs(9, 3)]).nearest is None
+
+
+def test_nearest_examples_of_a_sampled_reference_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ifcomp.curvature.reference.MAX_REFERENCE", 100)
+    ifc = IFComp(network()).fit([inputs(400, 1)], progress=False)
+    assert len(ifc.factors.reference) == 100
+    nearest = ifc.ood_detector(held_out()).table([inputs(400, 1)]).nearest
+    kept = [index for index in range(400) if nearest[index][0] == index]
+    assert len(kept) == 100
+    assert set(nearest.flatten()) <= set(kept)
 
 
 def test_digits_and_inverted_digits() -> None:

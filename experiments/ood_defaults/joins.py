@@ -26,7 +26,7 @@ from experiments.ood_defaults.situations import Situation
 from ifcomp import IFComp
 from ifcomp.curvature.reference import unit_rows
 from ifcomp.errors import IfcompWarning
-from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
+from ifcomp.evidence.neighbours import NEIGHBOURS, nearest_units
 from ifcomp.tasks.ood import DEFAULT_MEMBERS, MEMBERS, join_scores, member_weights, ood_metrics, tail_surprisal
 from ifcomp.tasks.simple_scores import energy, max_softmax
 
@@ -88,7 +88,7 @@ def saved_members(name: str) -> dict[str, dict[str, np.ndarray]]:
                 "max softmax": max_softmax(arrays["logits"]),
                 "complexity": arrays["complexity"],
                 "energy": energy(arrays["logits"]),
-                "neighbours": neighbour_distances(queries, reference, NEIGHBOURS).numpy(),
+                "neighbours": nearest_units(queries, reference, NEIGHBOURS).distances[:, -1].numpy(),
             }
     return sets
 

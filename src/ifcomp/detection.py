@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from torch import Tensor
 from ifcomp._version import __version__
 from ifcomp.bounded import SAMPLED_LABELS, bounded_complexity
 from ifcomp.curvature.factors import Factors
-from ifcomp.curvature.reference import unit_rows
+from ifcomp.curvature.reference import reference_positions, unit_rows
 from ifcomp.data.batches import Batch
 from ifcomp.distributed import gather_rows, shard_batches
 from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
-from ifcomp.evidence.neighbours import NEIGHBOURS, neighbour_distances
+from ifcomp.evidence.neighbours import NEIGHBOURS, nearest_units
 from ifcomp.label_samples import label_passes, sample_size
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
 from ifcomp.tasks.ood import Floats, check_members, member_weights
@@ -29,6 +30,9 @@ from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores, dr
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: Largest number of nearest training examples of an input in a table.
+NEAREST = 4
 
 #: Smallest number of held-out examples of a detector, and number below which a warning is given.
 MIN_HELD_OUT, FEW_HELD_OUT = 20, 200
@@ -54,6 +58,12 @@ class MemberScorer:
         """Normalised features of the reference set in float64, [R, D]."""
         assert self.evaluation.factors.reference is not None
         return unit_rows(self.evaluation.factors.reference)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Positions of the reference set in the training data, [R]."""
+        factors = self.evaluation.factors
+        return reference_positions(factors.count, len(self.reference), factors.settings.seed)
 
     def missing(self, members: Sequence[str], is_default: bool) -> dict[str, str]:
         """Return the members that the model does not have, with the reason.
@@ -83,6 +93,8 @@ class MemberScorer:
 
     def score(self, batches: Iterable[Batch], members: Sequence[str]) -> pd.DataFrame:
         """Return prediction, confidence, max softmax, energy and the members of every example, in order.
+
+        Neighbours come with ``nearest``: positions of the nearest training examples, at most `NEAREST`.
 
         Cost: one forward pass; for complexity 1 + 2K up to 32 classes and 35 beyond.
 
@@ -115,8 +127,9 @@ class MemberScorer:
             features = microbatch.recording.penultimate
             if features is None or features.shape != (batch.size, self.reference.shape[1]):
                 raise ModelError(f"{batch.name}: the last layer does not run as in the fit. Give score= without it.")
-            distances = neighbour_distances(unit_rows(features).cpu(), self.reference, self.neighbour_count)
-            columns["neighbours"] = distances.numpy()
+            near = nearest_units(unit_rows(features).cpu(), self.reference, self.neighbour_count)
+            columns["neighbours"] = near.distances[:, -1].numpy()
+            columns["nearest"] = list(self.positions[near.indices[:, :NEAREST]].numpy())
         if "complexity" in members:
             columns["complexity"] = bounded_complexity(self.evaluation, microbatch, self._samples).value.cpu().numpy()
         return pd.DataFrame(columns)
@@ -257,11 +270,12 @@ class OODDetector:
         names = [name for name in ("index", "name", "prediction", "confidence") if name in frame.columns]
         parts = {name: frame[name] for name in self.members}
         table = frame[names].assign(score=score, **parts, is_ood=score > self.threshold)
+        nearest = np.stack(frame["nearest"].to_list()) if "nearest" in frame.columns else None
         if ood is None:
-            return OODTable(table, self.rule)
+            return OODTable(table, self.rule, nearest=nearest)
         outside = self._read(self.rule, ood, is_data=True, progress=progress)
         comparison = compare_scores(compared_scores(self.rule, frame), compared_scores(self.rule, outside))
-        return OODTable(table, self.rule, comparison, self._joined(outside))
+        return OODTable(table, self.rule, comparison, self._joined(outside), nearest)
 
     def plot(self) -> Figure:
         """Draw the distribution of the scores of the held-out inputs, and the threshold."""

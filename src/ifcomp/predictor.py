@@ -744,8 +744,10 @@ class IFComp(FittedState):
         title: str | None = None,
         previews: ShowExamples | None = None,
         reference_previews: ShowExamples | None = None,
+        ood_previews: ShowExamples | None = None,
         class_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        apply_command: str | None = None,
     ) -> Path:
         """Write results to one self-contained HTML file, atomically, and return its path.
 
@@ -758,8 +760,11 @@ class IFComp(FittedState):
             previews: Function from positions in the audited data to one `ifcomp.report.Preview` each. None shows the
                 file names or texts of the audit.
             reference_previews: The same for the reference of the audit.
+            ood_previews: The same for the inputs of ``ood``. Flagged inputs are shown with the nearest training
+                examples if the audit is that of the training data.
             class_names: Names of the classes 0 ... K-1. None uses those of the audit.
             provenance: Origin of the results. None stands for versions, model and seed.
+            apply_command: Command that carries out the decisions, shown next to their export.
 
         Raises:
             SettingError: If a result belongs to another model or fit, or there is nothing to report.
@@ -770,7 +775,14 @@ class IFComp(FittedState):
             >>> ifc.report("report.html", audit=audit, calibration=calibration).name
             'report.html'
         """
-        from ifcomp.report import audit_parts, build_report, class_names_of, current_provenance, ood_scores_of
+        from ifcomp.report import (
+            audit_parts,
+            build_report,
+            class_names_of,
+            current_provenance,
+            ood_scores_of,
+            training_data_of,
+        )
         from ifcomp.report import reliability_of as reliability
 
         if Path(path).suffix != ".html":
@@ -780,19 +792,21 @@ class IFComp(FittedState):
         if isinstance(calibration, Calibration):
             calibration.check_fit(self._calibration_identity)
         model = type(self.model).__name__
-        parts = {}
+        parts, training = {}, None
         if audit is not None:
             parts = audit_parts(audit, previews, reference_previews)
+            training = None if self.factors is None else training_data_of(audit, self.factors.count, previews)
             class_names = class_names or class_names_of(audit)
         return build_report(
             path,
             title=title or f"Report of {model}",
             **parts,
             calibration=None if calibration is None else reliability(calibration),
-            ood=None if ood is None else ood_scores_of(ood),
+            ood=None if ood is None else ood_scores_of(ood, ood_previews, training),
             class_names=class_names,
             provenance=provenance or current_provenance(model=model, seed=self.settings.seed),
             coverage=None if self.factors is None else self.coverage,
+            apply_command=apply_command,
         )
 
     def _check_model(self, result: Any) -> None:

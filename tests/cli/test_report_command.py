@@ -8,6 +8,8 @@ import pytest
 from project import Project, check_refused, ifcomp, run_json
 
 from ifcomp import IFComp
+from ifcomp.cli.report import _apply_command
+from ifcomp.data.sources.base import Source
 from ifcomp.tasks.audit import AUDIT_DAMPING
 
 
@@ -51,7 +53,21 @@ def test_all_parts(run: Project, parts: dict[str, Any]) -> None:
     np.testing.assert_allclose(groups["npz:inverted.npz"], gate.score(run.arrays("inverted")[0]), rtol=1e-3)
     assert parts["ood"].threshold == gate.threshold
     flagged = int((groups["npz:inverted.npz"] > gate.threshold).sum())
-    assert f"{flagged:.3g} % flagged" in page  # of 100 inputs
+    assert f"{flagged:.3g}% flagged" in page  # of 100 inputs
+    examples = parts["ood"].examples
+    assert {example.data for example in examples} <= {"npz:inverted.npz", "npz:unlabelled.npz"}
+    table = gate.table([run.arrays("inverted")[0]])
+    shown = [example for example in examples if example.data == "npz:inverted.npz"]
+    assert [example.index for example in shown] == table.flagged["index"].tolist()[:12]
+    x, y = run.arrays("train")
+    for example in shown:
+        assert [near.index for near in example.nearest] == table.nearest[example.index].tolist()
+        assert [near.label for near in example.nearest] == y[table.nearest[example.index]].tolist()
+        np.testing.assert_array_equal(example.preview.content, run.arrays("inverted")[0][example.index].numpy())
+        np.testing.assert_array_equal(example.nearest[0].preview.content, x[example.nearest[0].index].numpy())
+    predicted = run.network()(x).argmax(1)
+    assert parts["predictions"].tolist() == predicted.tolist()
+    assert parts["apply_command"] == "ifcomp apply decisions.csv --data npz:train.npz --out train-corrected.npz"
     valid, labels = run.arrays("valid")
     softmax = run.network()(valid).softmax(1).max(1)
     before = parts["calibration"].before
@@ -105,6 +121,23 @@ def test_neighbours_are_examples_of_the_reference(run: Project, parts: dict[str,
 def test_other_data_has_no_explanations(run: Project, parts: dict[str, Any]) -> None:
     assert ifcomp("report", "run.ifcomp", "npz:valid.npz").exit_code == 0
     assert parts["explanations"] == {}
+    assert parts["apply_command"] == "ifcomp apply decisions.csv --data npz:valid.npz --out valid-corrected.npz"
+
+
+@pytest.mark.parametrize(
+    ("spec", "names", "column", "expected"),
+    [
+        ("folder:my train/", ["a", "b"], None, "--data 'folder:my train/' --out moves.csv"),
+        ("csv:../t.csv", ["x"], "y", "--data csv:../t.csv --out t-corrected.csv --label-column y"),
+        ("parquet:t.parquet", ["1", "2"], None, "--data parquet:t.parquet --out t-corrected.parquet --by-name"),
+        ("net:data", None, None, "--data DATA --out FILE"),
+    ],
+)
+def test_the_command_that_carries_out_decisions(
+    spec: str, names: list[str] | None, column: str | None, expected: str
+) -> None:
+    source = Source(spec, [], lambda indices: [])
+    assert _apply_command(source, names, column) == f"ifcomp apply decisions.csv {expected}"
 
 
 @pytest.mark.filterwarnings("ignore:100 held-out examples are few")

@@ -6,7 +6,10 @@ import csv
 import importlib.util
 import io
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,15 @@ import pytest
 from report_cases import EVIL_NAMES, MORE_EVIL_NAMES, AuditCase, LargeReport, make_audit, make_curve
 
 from ifcomp.layers.inventory import Coverage, CoverageRow
-from ifcomp.report import LayerNeighbours, Neighbour, OODScores, Preview, ReliabilityPair, build_report
+from ifcomp.report import (
+    LayerNeighbours,
+    Neighbour,
+    OODExample,
+    OODScores,
+    Preview,
+    ReliabilityPair,
+    build_report,
+)
 
 ARGUMENTS = (
     "--headless",
@@ -74,6 +85,18 @@ class OpenedPage:
     def status(self) -> str:
         return str(self.page.locator("#status").inner_text())
 
+    def decisions(self) -> list[dict[str, str]]:
+        """Export the decisions and read the file."""
+        with self.page.expect_download() as download:
+            self.page.click("#export")
+        assert download.value.suggested_filename == "decisions.csv"
+        text = Path(download.value.path()).read_bytes().decode()
+        assert text.startswith("index,decision,label\r\n")
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    def open_filters(self) -> None:
+        self.page.click(".filters summary")
+
     def search(self, text: str) -> None:
         before = self.page.locator("#status").inner_text()
         self.page.fill("#query", text)
@@ -84,6 +107,7 @@ class OpenedPage:
 def opened(browser: Any, report: Path) -> Iterator[OpenedPage]:
     page = OpenedPage(browser, report)
     page.page.click("#as-table")
+    page.open_filters()
     yield page
     assert page.messages == []
     page.context.close()
@@ -98,18 +122,21 @@ def audit() -> AuditCase:
 def report(tmp_path_factory: pytest.TempPathFactory, audit: AuditCase) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
     first = int(audit.ranked["index"].iloc[0])
+    near = (Neighbour(5, 2, Preview("text", "near")), Neighbour(6, 1))
+    flagged = OODExample("noise", 1, 4.0, 2, 0.9, Preview("image", pixels[0], "noise.png"), near)
     return build_report(
         tmp_path_factory.mktemp("report") / "report.html",
         title="A small report",
         audit=audit,
         calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05)),
-        ood=OODScores([0.1, 0.2], {"noise": [3.0, 4.0]}, 0.2),
+        ood=OODScores([0.1, 0.2], {"noise": [3.0, 4.0]}, 0.2, examples=[flagged]),
         explanations={first: [(7, 0.25, 1), (8, 0.5, 2), (9, -1.5, 3, Preview("text", "a contradiction"))]},
-        neighbours={first: [LayerNeighbours("conv", 0.8, (Neighbour(5, 2, Preview("text", "near")), Neighbour(6, 1)))]},
+        neighbours={first: [LayerNeighbours("conv", 0.8, near, (2, 1, 2, int(audit.ranked["label"].iloc[0])))]},
         previews={index: Preview("image", pixels[index], f"picture-{index:03d}.png") for index in range(60)},
         class_names=NAMES,
         coverage=Coverage((CoverageRow("0", "linear", "EKFAC", 3, True),)),
         provenance={"seed": 0},
+        predictions=audit.frame["label"],
     )
 
 
@@ -129,13 +156,13 @@ def test_loads_without_messages_and_requests(browser: Any, report: Path) -> None
     opened = OpenedPage(browser, report)
     opened.page.wait_for_load_state("networkidle")
     opened.page.click("#theme")
-    opened.page.locator(".more").first.click()
+    opened.page.locator(".why").first.click()
     assert opened.messages == []
     assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
     broken = opened.page.evaluate(
         "[...document.images].filter(image => !(image.complete && image.naturalWidth)).length"
     )
-    assert (opened.page.locator("#rows img").count(), broken) == (12, 0)
+    assert (opened.page.locator("#cards img").count(), broken) == (12, 0)
     opened.context.close()
 
 
@@ -170,26 +197,220 @@ def test_sorts_by_class_name(opened: OpenedPage) -> None:
     assert set(shown) == set(NAMES)
 
 
-def test_keyboard(opened: OpenedPage, audit: AuditCase) -> None:
+def test_keyboard_in_the_table(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
-    page.focus("#export")
+    page.focus("#table-region")
     for _ in range(6):  # the sixth button of the table head
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "p suggested"
-    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     assert page.locator("#table th[data-column=p_suggested]").get_attribute("aria-sort") == "descending"
     page.keyboard.press("Enter")
     assert opened.ranks() == sorted_ranks(audit, "p_suggested", True)[:12]
-    for _ in range(3):  # skips the next columns
+    for _ in range(6):  # skips the next columns and the decision
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Details"
+    assert page.evaluate("document.activeElement.textContent") == "Why"
     page.keyboard.press("Enter")
     assert page.locator("#details").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#details").is_visible()
-    assert page.evaluate("document.activeElement.textContent") == "Details"
+
+
+# Decisions -----------------------------------------------------------------------------------------------------------
+
+
+def card(page: Any, rank: int) -> Any:
+    return page.locator("#cards .card").nth(rank)
+
+
+def pressed(page: Any, rank: int) -> list[str]:
+    return list(card(page, rank).locator("button[aria-pressed=true]").all_inner_texts())
+
+
+def test_decides_by_button(browser: Any, report: Path, audit: AuditCase) -> None:
+    opened = OpenedPage(browser, report)
+    page, ranked = opened.page, audit.ranked
+    assert page.locator("#export").is_disabled()
+    assert page.locator("#undo").is_disabled()
+    assert page.inner_text("#decided") == "0 of 30 suspects decided."
+    for rank, name in enumerate(("Keep", "Relabel", "Drop")):
+        card(page, rank).get_by_role("button", name=name).click()
+        assert pressed(page, rank) == [name]
+    suggested = NAMES[ranked["suggested"].iloc[1]]
+    assert page.locator("#cards .stamp").all_inner_texts()[:3] == ["kept", f"→ {suggested}", "dropped"]
+    assert page.inner_text("#decided") == "3 of 30 suspects decided: 1 kept, 1 relabelled, 1 dropped."
+    assert page.evaluate("document.getElementById('progress').value") == 3
+    expected = sorted(zip(ranked["index"][:3].tolist(), ("keep", "relabel", "drop"), ("", suggested, ""), strict=True))
+    assert [tuple(row.values()) for row in opened.decisions()] == [(str(index), *rest) for index, *rest in expected]
+    card(page, 0).get_by_role("button", name="Keep").click()  # the same decision again removes it
+    assert pressed(page, 0) == []
+    assert len(opened.decisions()) == 2
+    assert opened.messages == []
+    opened.context.close()
+
+
+def test_decides_by_key(browser: Any, report: Path, audit: AuditCase) -> None:
+    opened = OpenedPage(browser, report)
+    page = opened.page
+    for key in "1232":
+        page.keyboard.press(key)
+    assert [pressed(page, rank) for rank in range(5)] == [["Keep"], ["Relabel"], ["Drop"], ["Relabel"], []]
+    assert page.evaluate("document.activeElement.dataset.row") == "4"  # the next card
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("3")
+    assert pressed(page, 3) == ["Drop"]
+    page.keyboard.press("u")
+    assert pressed(page, 3) == ["Relabel"]  # the decision before
+    page.keyboard.press("u")
+    page.click("#undo")
+    assert [pressed(page, rank) for rank in range(4)] == [["Keep"], ["Relabel"], [], []]
+    for _ in range(12):
+        page.keyboard.press("ArrowRight")
+    assert opened.status() == "Showing 13 to 24 of 30 labels, page 2 of 3."
+    page.keyboard.press("u")
+    assert opened.status() == "Showing 1 to 12 of 30 labels, page 1 of 3."  # goes to the label
+    assert page.evaluate("document.activeElement.dataset.row") == "1"
+    assert opened.messages == []
+    opened.context.close()
+
+
+def test_keys_can_be_turned_off_and_do_not_disturb_fields(browser: Any, report: Path) -> None:
+    opened = OpenedPage(browser, report)
+    page = opened.page
+    page.uncheck("#keys")
+    page.keyboard.press("1")
+    assert page.inner_text("#decided") == "0 of 30 suspects decided."
+    page.check("#keys")
+    opened.open_filters()
+    page.focus("#query")
+    page.keyboard.type("123")
+    page.keyboard.press("Control+1")
+    assert page.input_value("#query") == "123"
+    assert page.inner_text("#decided") == "0 of 30 suspects decided."
+    opened.context.close()
+
+
+def test_decisions_are_kept_in_the_browser_for_this_report(
+    browser: Any, report: Path, tmp_path: Path, audit: AuditCase
+) -> None:
+    opened = OpenedPage(browser, report)
+    opened.page.keyboard.press("3")
+    opened.page.reload()
+    assert pressed(opened.page, 0) == ["Drop"]
+    assert opened.page.locator("#undo").is_disabled()
+    frame = audit.frame.assign(label=(audit.frame["label"] + 1) % 4)
+    other = build_report(tmp_path / "r.html", title="A small report", audit=replace(audit, frame=frame))
+    opened.page.unroute("**/*")
+    opened.page.goto(other.as_uri())
+    assert opened.page.inner_text("#decided") == "0 of 30 suspects decided."
+    opened.page.goto(report.as_uri())
+    assert pressed(opened.page, 0) == ["Drop"]
+    opened.page.evaluate("localStorage.setItem(Object.keys(localStorage)[0], '{damaged')")
+    opened.page.reload()
+    assert opened.page.inner_text("#decided") == "0 of 30 suspects decided."
+    assert opened.messages == []
+    opened.context.close()
+
+
+def test_a_browser_without_storage_says_so(browser: Any, report: Path) -> None:
+    opened = OpenedPage(browser, report)
+    opened.page.add_init_script("Storage.prototype.setItem = () => { throw new DOMException('full'); }")
+    opened.page.reload()
+    opened.page.keyboard.press("1")
+    assert "This browser does not store decisions" in opened.page.inner_text("#decided")
+    assert len(opened.decisions()) == 1
+    opened.context.close()
+
+
+def test_another_label_is_chosen_in_the_details(browser: Any, report: Path, audit: AuditCase) -> None:
+    opened = OpenedPage(browser, report)
+    page, first = opened.page, audit.ranked.iloc[0]
+    other = next(name for label, name in enumerate(NAMES) if label not in (first["label"], first["suggested"]))
+    page.keyboard.press("w")
+    page.get_by_label("New label").select_option(label=other)
+    assert opened.page.locator("#details-decision button[aria-pressed=true]").inner_text() == "Relabel"
+    page.focus("#details-heading")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("1")  # decides about the second label and moves to the third
+    assert page.inner_text("#details-heading") == f"Example {audit.ranked['index'].iloc[2]}"
+    page.keyboard.press("u")
+    assert page.inner_text("#details-heading") == f"Example {audit.ranked['index'].iloc[1]}"
+    page.keyboard.press("Escape")
+    assert opened.decisions() == [{"index": str(first["index"]), "decision": "relabel", "label": other}]
+    assert opened.messages == []
+    opened.context.close()
+
+
+def test_views_of_decided_and_open_labels(opened: OpenedPage) -> None:
+    page = opened.page
+    for rank in (0, 2):
+        page.locator("#rows tr").nth(rank).get_by_role("button", name="Keep").click()
+    page.select_option("#show", "decided")
+    assert opened.ranks() == [1, 3]
+    page.select_option("#show", "open")
+    assert opened.ranks()[:3] == [2, 4, 5]
+    page.select_option("#show", "all")
+    page.click("#last")
+    page.locator("#rows tr").first.get_by_role("button", name="Drop").click()
+    assert page.inner_text("#decided").startswith("2 of 30 suspects decided, and 1 other: 2 kept, 0 relabelled, 1")
+
+
+NET = """
+import numpy as np, torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    x, y = (values[:300] for values in load_digits(return_X_y=True))
+    y[:20] = (y[:20] + 1) % 10
+    model, inputs = build(), torch.tensor(x / 16).float()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), torch.tensor(y)).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "net.pt")
+    np.savez("train.npz", x=inputs.numpy(), y=y, classes=[f"digit {label}" for label in range(10)])
+"""
+
+
+def test_ten_decisions_are_carried_out(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit, decide on ten cards, export, run the command on the page: the labels have changed."""
+    (tmp_path / "net.py").write_text(NET)
+
+    def run(*arguments: str) -> None:
+        subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    run("net.py")
+    options = ("--model", "net:build", "--weights", "net.pt", "--data", "npz:train.npz")
+    run("-m", "ifcomp", "audit", *options, "--report", "audit.html")
+    opened = OpenedPage(browser, tmp_path / "audit.html")
+    page = opened.page
+    shown = [int(text.removeprefix("#")) for text in page.locator("#cards .number").all_inner_texts()]
+    suggested = page.locator("#cards .suggested bdi").all_inner_texts()
+    for key in "2223122212":
+        page.keyboard.press(key)
+    decided = opened.decisions()
+    with page.expect_download() as download:
+        page.click("#export")
+    download.value.save_as(tmp_path / "decisions.csv")
+    command = page.inner_text(".next code")
+    opened.context.close()
+    assert len(decided) == 10
+    assert command == "ifcomp apply decisions.csv --data npz:train.npz --out train-corrected.npz"
+    run("-m", *shlex.split(command))
+    before, after = np.load(tmp_path / "train.npz"), np.load(tmp_path / "train-corrected.npz")
+    expected = before["y"].copy()
+    for place in (0, 1, 2, 5, 6, 7, 9):
+        expected[shown[place]] = int(suggested[place].removeprefix("digit "))
+    assert (expected != before["y"]).sum() == 7
+    assert after["y"].tolist() == np.delete(expected, shown[3]).tolist()
+    np.testing.assert_array_equal(after["x"], np.delete(before["x"], shown[3], axis=0))
 
 
 def test_skip_link_is_first(opened: OpenedPage) -> None:
@@ -206,7 +427,7 @@ def test_filters_by_class_and_suspects(opened: OpenedPage, audit: AuditCase) -> 
     page.select_option("#size", "96")
     page.select_option("#given", label="bee")
     assert opened.ranks() == list(frame["rank"][frame["is_suspect"] & (frame["label"] == 1)])
-    page.uncheck("#suspects")
+    page.select_option("#show", "all")
     assert opened.ranks() == list(frame["rank"][frame["label"] == 1])
     page.select_option("#suggested", label="dog")
     assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) & (frame["suggested"] == 3)])
@@ -228,7 +449,7 @@ def test_confusions_are_filters(opened: OpenedPage, audit: AuditCase) -> None:
 
 def test_searches_classes_indices_and_names(opened: OpenedPage, audit: AuditCase) -> None:
     frame = with_ranks(audit)
-    opened.page.uncheck("#suspects")
+    opened.page.select_option("#show", "all")
     opened.page.select_option("#size", "96")
     opened.search("BEE")
     assert opened.ranks() == list(frame["rank"][(frame["label"] == 1) | (frame["suggested"] == 1)])
@@ -237,7 +458,6 @@ def test_searches_classes_indices_and_names(opened: OpenedPage, audit: AuditCase
     opened.search("nothing like it")
     assert opened.ranks() == []
     assert opened.status() == "No label matches. Reset the filters to see all."
-    assert opened.page.locator("#export").is_disabled()
     opened.search("23")
     assert opened.ranks() == list(frame["rank"][frame["index"] == 23])
 
@@ -263,37 +483,17 @@ def test_pages(opened: OpenedPage) -> None:
     assert opened.ranks()[0] == 25
 
 
-def exported(opened: OpenedPage) -> list[dict[str, str]]:
-    with opened.page.expect_download() as download:
-        opened.page.click("#export")
-    assert download.value.suggested_filename == "labels.csv"
-    return list(csv.DictReader(io.StringIO(Path(download.value.path()).read_bytes().decode("utf-8-sig"), newline="")))
-
-
-def test_export_is_filtered_and_sorted(opened: OpenedPage, audit: AuditCase) -> None:
-    frame = audit.frame
-    opened.page.select_option("#given", label="cat")
-    opened.page.locator("#table th[data-column=label_complexity] button").click()
-    rows = exported(opened)
-    expected = frame[frame["is_suspect"] & (frame["label"] == 2)].sort_values("label_complexity", ascending=False)
-    assert [int(row["index"]) for row in rows] == list(expected["index"])
-    for name in ("p_label", "p_suggested", "score", "label_complexity"):
-        assert [float(row[name]) for row in rows] == pytest.approx(list(expected[name]), rel=1e-5)
-    assert {row["label_name"] for row in rows} == {"cat"}
-    assert {row["label"] for row in rows} == {"2"}
-    assert {row["is_suspect"] for row in rows} == {"true"}
-    assert [row["name"] for row in rows] == [f"picture-{index:03d}.png" for index in expected["index"]]
-
-
 def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: AuditCase) -> None:
     page = opened.page
-    page.locator(".more").first.click()
+    page.locator("#rows .why").first.click()
     first = audit.ranked.iloc[0]
     body = page.inner_text("#details-body")
     assert page.inner_text("#details-heading") == f"Example {first['index']}"
     assert f"Labelled {NAMES[first['label']]}, looks like {NAMES[first['suggested']]}." in body
-    assert f"{first['score']:.5g} nats" in body
-    assert "Nearest examples in layer conv (weight 0.80)" in body
+    assert "Nearest in layer conv" in body
+    assert "3 of the 4 nearest have another label; the votes of this layer have weight 0.80." in body
+    page.click("#details-body summary")
+    assert f"{first['score']:.5g} nats" in page.inner_text("#details-body")
     near = page.locator(".examples.neighbours li").all_inner_texts()
     assert ["near" in near[0], "cat #5" in near[0], "bee #6" in near[1], len(near)] == [True, True, True, 2]
     supporting = page.locator(".examples.supporting li").all_inner_texts()
@@ -305,6 +505,7 @@ def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: A
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#details-heading") == f"Example {audit.ranked['index'].iloc[1]}"
     assert page.locator(".examples").count() == 0
+    assert "The nearest examples of this label are not in this report." in page.inner_text("#details-body")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#details-heading") == f"Example {first['index']}"
@@ -329,6 +530,8 @@ def test_dark_mode_follows_the_system_and_the_button(browser: Any, report: Path)
 def test_contrast_of_text(browser: Any, report: Path, scheme: str) -> None:
     """Every text has a contrast of at least 4.5 (WCAG 2), computed from resolved colours."""
     opened = OpenedPage(browser, report, color_scheme=scheme)
+    opened.page.keyboard.press("2")
+    opened.page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
     pairs = opened.page.evaluate("""() => {
         const colours = new Set();
         const parse = (color) => {
@@ -381,13 +584,14 @@ def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...
     )
     opened = OpenedPage(browser, path)
     opened.page.click("#as-table")
+    opened.open_filters()
     opened.page.select_option("#size", "96")
     shown = opened.page.locator("#rows td.label").all_text_contents()
     assert [text.replace("\udcff", "\ufffd") for text in shown] == [
         names[label].replace("\udcff", "\ufffd") for label in audit.ranked["label"]
     ]
     for button in range(4):
-        opened.page.locator(".more").nth(button).click()
+        opened.page.locator("#rows .why").nth(button).click()
         opened.page.click("#details-close")
     opened.search(names[0][:8])
     opened.page.click("#clear")
@@ -397,9 +601,12 @@ def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...
     assert opened.page.title() == names[3]
     assert opened.messages == []
     assert [url for url in opened.requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    rows = exported(opened)
-    assert {row["label_name"] for row in rows} >= {names[0], names[2], f"'{names[4]}"}
-    assert not any(value.startswith(("=", "+", "@")) for row in rows for value in row.values())
+    opened.page.select_option("#size", "96")
+    for _ in range(48):
+        opened.page.keyboard.press("2")
+    rows = opened.decisions()
+    assert {row["label"] for row in rows} >= {names[0], names[2]}
+    assert not any(row["label"].startswith(("=", "+", "@")) for row in rows)
     opened.context.close()
 
 
@@ -408,10 +615,13 @@ def test_exported_text_is_not_a_formula(browser: Any, tmp_path: Path) -> None:
     others = ["-5", '"a", b', "plain", "two\nlines", "3.5"]
     names = formulas + others
     audit = make_audit(len(names), classes=len(names), suspects=len(names))
-    frame = audit.frame.assign(label=np.arange(len(names)), score=-np.arange(len(names)))
+    labels = np.arange(len(names))
+    frame = audit.frame.assign(label=(labels + 1) % len(names), suggested=labels, score=-labels)
     path = build_report(tmp_path / "r.html", title="t", audit=replace(audit, frame=frame), class_names=names)
     opened = OpenedPage(browser, path)
-    assert [row["label_name"] for row in exported(opened)] == [*(f"'{name}" for name in formulas), *others]
+    for _ in names:
+        opened.page.keyboard.press("2")
+    assert [row["label"] for row in opened.decisions()] == [*(f"'{name}" for name in formulas), *others]
     opened.context.close()
 
 
@@ -419,6 +629,7 @@ def test_large_report_has_few_elements(browser: Any, large_report: LargeReport) 
     audit, opened = large_report.audit, OpenedPage(browser, large_report.path)
     page = opened.page
     page.click("#as-table")
+    opened.open_filters()
     count = "document.querySelectorAll('*').length"
     assert page.locator("#rows tr").count() == 12
     assert page.evaluate(count) < 1000
@@ -431,11 +642,18 @@ def test_large_report_has_few_elements(browser: Any, large_report: LargeReport) 
     opened.search("4711")
     assert len(opened.ranks()) <= 1
     page.click("#clear")
-    assert len(exported(opened)) == 100_000
+    page.click("#as-cards")
+    page.keyboard.press("2")
+    assert [row["index"] for row in opened.decisions()] == [str(audit.ranked["index"].iloc[0])]
     page.select_option("#size", "96")
     assert page.evaluate(count) < 6000
     assert opened.messages == []
     opened.context.close()
+
+
+def _long_example(previews: dict[int, Preview]) -> list[OODExample]:
+    near = tuple(Neighbour(index, index % 2, previews.get(index)) for index in range(4))
+    return [OODExample("n" * 90, 123_456, 2.0, 0, 0.5, previews.get(0), near)]
 
 
 @pytest.mark.parametrize("kind", ["image", "text", "row", "none"])
@@ -448,7 +666,9 @@ def test_no_horizontal_scrolling_on_a_phone(browser: Any, tmp_path: Path, kind: 
         title="long" * 30,
         audit=audit,
         previews=previews,
-        class_names=["w" * 60, "b", "c", "d"],
+        class_names=["w" * 60, "unbroken-" * 9, "c", "d"],
+        predictions=audit.frame["suggested"],
+        ood=OODScores([1.0], {"n" * 90: [2.0]}, 1.0, examples=_long_example(previews)),
         calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05)),
         coverage=Coverage((CoverageRow("layer." * 15, "linear", "EKFAC", 3, True),)),
         provenance={"command": "x" * 200},
@@ -458,22 +678,42 @@ def test_no_horizontal_scrolling_on_a_phone(browser: Any, tmp_path: Path, kind: 
     opened.page.reload()
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
     assert opened.page.locator("#as-cards").get_attribute("aria-pressed") == "true"
-    assert not opened.page.locator("#table thead").is_visible()
+    assert not opened.page.locator("#table").is_visible()
+    opened.page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
+    indices = audit.ranked["index"].tolist()
     opened.page.select_option("#sort", "p_label")
-    assert opened.ranks() == sorted_ranks(audit, "p_label", False)[:12]
+    numbers = opened.page.locator("#cards .number").all_inner_texts()
+    assert numbers == [f"#{indices[rank - 1]}" for rank in sorted_ranks(audit, "p_label", False)[:12]]
     opened.page.click("#direction")
-    assert opened.ranks() == sorted_ranks(audit, "p_label", True)[:12]
-    opened.page.locator(".more").first.click()
+    numbers = opened.page.locator("#cards .number").all_inner_texts()
+    assert numbers == [f"#{indices[rank - 1]}" for rank in sorted_ranks(audit, "p_label", True)[:12]]
+    for node in ("#cards .card", "#cards .decide button"):
+        assert opened.page.evaluate(
+            "node => [...document.querySelectorAll(node)].every((part) => part.scrollWidth <= part.clientWidth + 1)",
+            node,
+        ), node
+    opened.page.locator(".why").first.click()
     assert opened.page.evaluate("document.getElementById('details-body').scrollWidth <= innerWidth")
+    assert opened.page.evaluate("document.getElementById('details-decision').scrollWidth <= innerWidth")
     opened.context.close()
 
 
-def test_roles_for_screen_readers(opened: OpenedPage) -> None:
-    for layout in ("#as-table", "#as-cards"):
-        opened.page.click(layout)
-        table = opened.page.get_by_role("table", name="Suspicious labels")
-        assert table.get_by_role("row").count() == (13 if layout == "#as-table" else 12)
-        assert table.get_by_role("row").last.get_by_role("cell").count() == (9 if layout == "#as-table" else 8)
-    assert opened.page.get_by_role("search").get_by_label("Given label").count() == 1
-    assert opened.page.get_by_role("status").inner_text() == opened.status()
-    assert opened.page.get_by_role("img", name="Reliability diagram").count() == 1
+def test_roles_for_screen_readers(opened: OpenedPage, audit: AuditCase) -> None:
+    page, first = opened.page, audit.ranked.iloc[0]
+    table = page.get_by_role("table", name="Labels to check")
+    assert table.get_by_role("row").count() == 13
+    assert table.get_by_role("row").last.get_by_role("cell").count() == 10
+    page.click("#as-cards")
+    assert table.count() == 0
+    cards = page.get_by_role("list", name="Labels to check").get_by_role("listitem")
+    assert cards.count() == 12
+    given, suggested = NAMES[first["label"]], NAMES[first["suggested"]]
+    label = f"Example {first['index']}, given {given}, suggested {suggested}, suspicion {first['score']:.2f}"
+    assert cards.first.get_attribute("aria-label") == label
+    decision = cards.first.get_by_role("group", name=f"Decision about example {first['index']}")
+    assert decision.get_by_role("button").all_inner_texts() == ["Keep", "Relabel", "Drop"]
+    assert page.get_by_role("search").get_by_label("Given label").count() == 1
+    assert page.get_by_role("status").all_inner_texts() == [page.inner_text("#decided"), opened.status()]
+    assert page.get_by_role("progressbar", name="Decided suspects").count() == 1
+    assert page.get_by_role("img", name="Reliability diagram").count() == 2

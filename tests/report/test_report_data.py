@@ -14,10 +14,10 @@ from PIL import Image
 from report_cases import AuditCase, CurveCase, make_audit, make_curve
 
 from ifcomp.errors import DataError, LabelError, SettingError
-from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import (
     LayerNeighbours,
     Neighbour,
+    OODExample,
     OODScores,
     Preview,
     ReliabilityPair,
@@ -28,7 +28,7 @@ from ifcomp.report import (
 from ifcomp.report.charts import histogram, reliability, round_ticks
 from ifcomp.report.images import thumbnail
 from ifcomp.report.payload import table_payload
-from ifcomp.report.summary import confusions, headlines, hints, lead
+from ifcomp.report.summary import MAX_MATRIX, Answer, answers, confusions, hints, interval, matrix
 
 # Checks ------------------------------------------------------------------------------------------------------------
 
@@ -114,44 +114,92 @@ def test_negative_max_previews_is_refused() -> None:
 # Text --------------------------------------------------------------------------------------------------------------
 
 
-def test_lead_is_the_headline_of_the_audit() -> None:
-    audit = replace(make_audit(), headline="41 of 1,500 labels are suspects.")
-    pair = ReliabilityPair(make_curve(0.1), make_curve(0.05))
-    assert lead(collect(title="t", audit=audit, calibration=pair)) == "41 of 1,500 labels are suspects."
-    assert "calibration error" in lead(collect(title="t", calibration=pair))
+def _answers(**parts: object) -> dict[str, Answer]:
+    return {answer.name: answer for answer in answers(collect(title="t", **parts))}  # type: ignore[arg-type]
 
 
-def test_headlines_of_every_part() -> None:
-    coverage = Coverage(
-        (CoverageRow("0", "linear", "EKFAC", 300, True), CoverageRow("1", "linear", "left out", 100, False))
+def test_answers_of_every_part() -> None:
+    audit = replace(make_audit(200, suspects=10), noise_rate=0.04)
+    predictions = audit.frame["label"].to_numpy().copy()
+    predictions[:50] = (predictions[:50] + 1) % 4
+    found = _answers(
+        audit=audit,
+        calibration=ReliabilityPair(make_curve(0.094), make_curve(0.068)),
+        ood=OODScores([1.0, 2.0, 2.5, 3.5], {"a": [3.0, 4.0], "b": [0.5]}, 2.5),
+        predictions=predictions,
     )
-    result = headlines(
-        collect(
-            title="t",
-            audit=replace(make_audit(200, suspects=10), noise_rate=0.04),
-            calibration=ReliabilityPair(make_curve(0.094), make_curve(0.068)),
-            ood=OODScores([1.0, 2.0], {"a": [3.0, 4.0], "b": [0.5]}, 2.0),
-            coverage=coverage,
-        )
-    )
-    figures = {item.name: item.figure for item in result}
-    assert figures == {
-        "Suspicious labels": "5%",
-        "Calibration error": "0.094 → 0.068",
-        "OOD inputs": "66.7%",  # 3 and 4 are above the threshold, 0.5 is not
-        "Coverage": "75%",
+    assert {name: answer.text for name, answer in found.items()} == {
+        "Wrong labels": "10 labels to check",
+        "Unfamiliar inputs": "2 inputs the model does not know",  # 3 and 4 are above the threshold, 0.5 is not
+        "Confidence": "Trust 0.76 when it says 0.85",  # 0.1, 0.2, 0.3, 0.4 of 0.5, 0.7, 0.9, 0.98
+        "Model": "75% of these labels predicted",
     }
-    sentences = " ".join(item.sentence for item in result)
-    assert "share of wrong labels, is 4%" in sentences
-    assert "falls from 0.094 to 0.068" in sentences
-    assert "2 of 3 inputs are above the threshold, which accepts 100% of the held-out inputs" in sentences
-    assert "300 of the model's 400 parameters" in sentences
+    sentences = {name: answer.sentence for name, answer in found.items()}
+    assert "Suspects among 200 labels. The estimated noise rate is 4%." in sentences["Wrong labels"]
+    assert "2 of 3 inputs are above the threshold. So are 25% of the held-out inputs" in sentences["Unfamiliar inputs"]
+    assert "about 1 of 3 familiar inputs would be flagged too" in sentences["Unfamiliar inputs"]
+    assert "mean confidence of 100 examples. Calibration: error falls from 0.094 to 0.068" in sentences["Confidence"]
+    assert "predicts 150 of the 200 given labels" in sentences["Model"]
+    assert "On the 100 examples of the calibration its accuracy is 75.8%." in sentences["Model"]
+
+
+def test_answers_name_what_was_not_run() -> None:
+    found = _answers(audit=make_audit())
+    assert [name for name, answer in found.items() if not answer.text] == ["Unfamiliar inputs", "Confidence"]
+    assert found["Confidence"].sentence.startswith("Add ifcomp calibrate RUN DATA")
+    only_ood = _answers(ood=OODScores([1.0], {"a": [3.0]}, 1.0))
+    assert only_ood["Wrong labels"].sentence == "Add audit=ifc.audit(loader)."
+    assert only_ood["Unfamiliar inputs"].text == "1 input the model does not know"
+
+
+def test_an_audit_without_suspects() -> None:
+    found = _answers(audit=make_audit(60, suspects=0))["Wrong labels"]
+    assert (found.text, found.sentence[:35]) == ("No suspects", "None of 60 labels is a suspect. The")
 
 
 @pytest.mark.parametrize(("after", "expected"), [(0.12, "rises from 0.094 to 0.120"), (0.0941, "stays at 0.094")])
 def test_calibration_that_does_not_improve_is_reported(after: float, expected: str) -> None:
-    data = collect(title="t", calibration=ReliabilityPair(make_curve(0.094), make_curve(after)))
-    assert expected in lead(data)
+    found = _answers(calibration=ReliabilityPair(make_curve(0.094), make_curve(after)))
+    assert expected in found["Confidence"].sentence
+
+
+def test_calibration_that_keeps_the_softmax_is_reported() -> None:
+    curve = make_curve(0.094)
+    found = _answers(calibration=ReliabilityPair(curve, curve, "softmax", "softmax"))
+    assert "no gain, so the softmax is kept; its calibration error is 0.094" in found["Confidence"].sentence
+
+
+@pytest.mark.parametrize(("correct", "count"), [(0, 5), (5, 5), (3, 8), (93, 100), (999, 1000)])
+def test_interval_inverts_the_test_of_the_normal_approximation(correct: int, count: int) -> None:
+    """Both ends p solve |share - p| = z sqrt(p (1 - p) / count)."""
+    share, z = correct / count, 1.959964
+    grid = np.linspace(0, 1, 400_001)
+    accepted = grid[abs(share - grid) <= z * np.sqrt(grid * (1 - grid) / count) + 1e-12]
+    assert interval(share, count) == pytest.approx((accepted.min(), accepted.max()), abs=1e-5)
+
+
+def test_confusion_matrix_by_hand() -> None:
+    found = matrix([0, 0, 0, 0, 0, 1, 2], [0, 1, 1, 1, 2, 0, 2], 3)
+    assert found is not None
+    assert found.counts.tolist() == [[1, 3, 1], [1, 0, 0], [0, 0, 1]]
+    assert found.shades.tolist() == [[0, 5, 2], [2, 0, 0], [0, 0, 0]]
+    assert matrix([], [], 2).shades.tolist() == [[0, 0], [0, 0]]  # type: ignore[union-attr]
+    assert matrix([0], [1], MAX_MATRIX + 1) is None
+
+
+@pytest.mark.parametrize("predictions", [[0, 1], [0.5] * 60, [[0] * 60]])
+def test_predictions_must_be_one_class_per_example(predictions: list) -> None:
+    with pytest.raises(DataError, match="one class per example of the audit, 60 integers"):
+        collect(title="t", audit=make_audit(60), predictions=predictions)
+
+
+def test_classes_of_predictions_and_flagged_inputs_are_checked() -> None:
+    with pytest.raises(LabelError, match="label 9"):
+        collect(title="t", audit=make_audit(60), predictions=[9] * 60, class_names=list("abcd"))
+    for example in (OODExample("a", 0, 3.0, 7, 0.5), OODExample("a", 0, 3.0, 1, 0.5, None, (Neighbour(1, 7),))):
+        ood = OODScores([1.0], {"a": [3.0]}, 1.0, examples=[example])
+        with pytest.raises(LabelError, match="label 7"):
+            collect(title="t", ood=ood, class_names=list("abcd"))
 
 
 def test_confusions_count_suspects_only() -> None:
@@ -164,14 +212,25 @@ def test_confusions_count_suspects_only() -> None:
 def test_hints_name_the_missing_parts() -> None:
     names = {name for name, _ in hints(collect(title="t", audit=make_audit(), class_names=list("abcd")))}
     assert names == {
-        "calibration",
         "OOD inputs",
-        "coverage",
+        "calibration",
+        "coverage of the fit",
         "provenance",
+        "accuracy and confusion matrix of the model",
         "previews of the examples",
-        "training examples behind a label",
         "neighbours of the suspects",
+        "influential training examples",
     }
+
+
+def test_a_missing_gallery_is_named() -> None:
+    def names(*near: Neighbour) -> set[str]:
+        example = OODExample("a", 0, 3.0, 0, 0.5, None, near)
+        data = collect(title="t", ood=OODScores([1.0], {"a": [3.0]}, 1.0, examples=[example]))
+        return {name for name, _ in hints(data)}
+
+    assert "nearest training examples of flagged inputs" in names()
+    assert "nearest training examples of flagged inputs" not in names(Neighbour(1, 0))
 
 
 # Geometry ----------------------------------------------------------------------------------------------------------
@@ -180,7 +239,7 @@ def test_hints_name_the_missing_parts() -> None:
 def test_reliability_diagram_is_square() -> None:
     before = CurveCase([0.9, 0.2, 0.5], [0.9, 0.6, math.nan], [40, 10, 0], 0.1)
     chart = reliability(ReliabilityPair(before, make_curve(0.0)))
-    low_dot, high_dot = chart.before.dots
+    low_dot, high_dot = chart.lines[0].dots
     side = chart.right - chart.left
     assert side == pytest.approx(chart.bottom - chart.top)
     assert low_dot.x == pytest.approx(chart.left)  # 0.2 is the lowest value, so the axes start there
@@ -190,14 +249,26 @@ def test_reliability_diagram_is_square() -> None:
     assert [tick.text for tick in chart.ticks_x] == ["1", "0.8", "0.6", "0.4", "0.2"]
     assert chart.ticks_x[0].position == pytest.approx(chart.right)
     assert chart.ticks_y[0].position == pytest.approx(chart.top)
+    assert low_dot.interval == interval(0.6, 10)
+    assert low_dot.top == pytest.approx(chart.bottom - (interval(0.6, 10)[1] - 0.2) / 0.8 * side)
+    assert low_dot.bottom == pytest.approx(chart.bottom - (interval(0.6, 10)[0] - 0.2) / 0.8 * side)
+
+
+def test_equal_curves_are_drawn_once() -> None:
+    curve = make_curve(0.1)
+    assert [line.name for line in reliability(ReliabilityPair(curve, curve, "softmax", "softmax")).lines] == ["softmax"]
+    assert [line.name for line in reliability(ReliabilityPair(curve, curve)).lines] == ["before", "after"]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.93, 1.0])
 def test_reliability_of_a_single_bin_is_inside_the_square(value: float) -> None:
     curve = CurveCase([value], [value], [3], 0.0)
     chart = reliability(ReliabilityPair(curve, curve))
-    assert chart.left <= chart.after.dots[0].x <= chart.right
-    assert chart.top <= chart.after.dots[0].y <= chart.bottom
+    dot = chart.lines[1].dots[0]
+    assert chart.left <= dot.x <= chart.right
+    assert chart.top <= dot.y <= chart.bottom
+    assert chart.top <= dot.top <= dot.y + 1e-9
+    assert dot.y - 1e-9 <= dot.bottom <= chart.bottom
 
 
 def _bar_heights(area: str, top: float, baseline: float) -> list[float]:
@@ -306,10 +377,21 @@ def test_equal_previews_are_stored_once() -> None:
     assert payload["explanations"] == {suspect: [[other, 0.123457, 1, 0], [77, -2, 0, 1], [78, 1, 0, None]]}
 
 
+def test_the_key_identifies_the_audit() -> None:
+    audit = make_audit(10)
+    key = _payload(audit)["key"]
+    assert _payload(audit, previews={3: Preview("text", "t")}, provenance={"date": "now"})["key"] == key
+    other = audit.frame.assign(label=audit.frame["label"].to_numpy()[::-1])
+    assert _payload(AuditCase(other))["key"] != key
+    assert _payload(audit, class_names=list("abcd"))["key"] != key
+
+
 def test_neighbours_by_layer() -> None:
     near = LayerNeighbours("conv", 0.123456789, (Neighbour(7, 2, Preview("text", "same")), Neighbour(3, 0)))
     payload = _payload(make_audit(10), previews={3: Preview("text", "of the audited data")}, neighbours={4: [near]})
-    assert payload["neighbours"] == {4: [["conv", 0.123457, [[7, 2, 1], [3, 0, None]]]]}
+    assert payload["neighbours"] == {4: [["conv", 0.123457, [[7, 2, 1], [3, 0, None]], [2, 0]]]}
+    more = _payload(make_audit(10), neighbours={4: [replace(near, labels=(2, 0, 1))]})
+    assert more["neighbours"][4][0][3] == [2, 0, 1]
     assert payload["previews"][1]["content"] == "same"
 
 

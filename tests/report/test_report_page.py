@@ -19,6 +19,7 @@ from ifcomp.layers.inventory import Coverage, CoverageRow
 from ifcomp.report import (
     LayerNeighbours,
     Neighbour,
+    OODExample,
     OODScores,
     Preview,
     ReliabilityPair,
@@ -67,15 +68,25 @@ def render_report(names: tuple[str, ...]) -> str:
             title=names[3],
             audit=replace(audit, headline=names[0], settings={names[0]: names[1]}, descriptions={"score": names[2]}),
             calibration=ReliabilityPair(make_curve(0.1), make_curve(0.05), names[0], names[1]),
-            ood=OODScores([1.0, 2.0], {names[0]: [3.0], names[2]: [4.0]}, 2.0, names[1]),
+            ood=OODScores([1.0, 2.0], {names[0]: [3.0], names[2]: [4.0]}, 2.0, names[1], _gallery(names)),
             explanations={suspect: [(5, 1.0, 0, Preview("text", names[0], names[1]))]},
             neighbours={suspect: [LayerNeighbours(names[0], 1.0, (Neighbour(5, 0, Preview("text", names[1])),))]},
             previews=previews,
             class_names=names,
             provenance={names[1]: names[2]},
             coverage=Coverage((CoverageRow(names[0], names[1], names[2], 3, False),)),
+            predictions=audit.frame["suggested"],
+            apply_command=names[2],
         )
     )
+
+
+def _gallery(names: tuple[str, ...]) -> list[OODExample]:
+    near = (Neighbour(3, 2, Preview("text", names[1], names[0])), Neighbour(4, 1))
+    return [
+        OODExample(names[0], 0, 4.0, 1, 0.5, Preview("row", {names[1]: names[0]}, names[2]), near),
+        OODExample(names[1], 1, 3.0, 0, 0.5, Preview("image", [[0, 1]], names[3]), near),
+    ]
 
 
 def test_policy_allows_only_our_style_and_script() -> None:
@@ -149,7 +160,7 @@ def test_each_part_alone(part: str) -> None:
     identifiers = {attributes.get("id") for _, attributes in Page(source).elements}
     assert ("table" in identifiers) == (part == "audit")
     assert ("data" in identifiers) == (part == "audit")
-    assert ("reliability-title" in identifiers) == (part == "calibration")
+    assert ("reliability-1-title" in identifiers) == (part == "calibration")
     assert ("ood-title" in identifiers) == (part == "ood")
     assert ("Coverage of every layer" in source) == (part == "coverage")
     for other, hint in {
@@ -170,6 +181,35 @@ def test_references_have_targets() -> None:
             for target in (attributes.get(name) or "").removeprefix("#").split():
                 if not target.startswith("data:"):
                     assert target in identifiers, target
+
+
+def test_gallery_of_flagged_inputs() -> None:
+    ood = OODScores([1.0], {"new": [4.0]}, 1.0, "energy", _gallery(tuple("abcdef")))
+    source = render(collect(title="t", ood=ood, class_names=list("abcdef")))
+    assert "The model says <b><bdi>b</bdi></b> with 0.50." in source
+    assert '<bdi>c</bdi><span class="number"> #3</span>' in source
+    assert "Score 4, threshold 1, #0" in source
+    assert len([name for name in Page(source).all("ul") if name.get("class") == "nearest"]) == 2
+
+
+def test_confusion_matrices() -> None:
+    audit = make_audit(60, classes=4)
+    frame = audit.frame
+    cells = Page(render(collect(title="t", audit=audit, predictions=frame["label"]))).all("td")
+    classes = [(cell.get("class") or "").partition("-")[0] for cell in cells]
+    assert classes.count("diagonal") == 8  # of two tables
+    assert classes.count("shade") == 24
+    many = replace(audit, frame=frame.assign(label=frame["label"] + 30))
+    source = render(collect(title="t", audit=many, predictions=frame["label"]))
+    assert source.count("There are too many classes for a table.") == 2
+
+
+def test_the_command_that_carries_out_decisions() -> None:
+    assert "<code>ifcomp apply decisions.csv --data DATA --out FILE</code>" in render(
+        collect(title="t", audit=make_audit())
+    )
+    shown = render(collect(title="t", audit=make_audit(), apply_command="ifcomp apply d.csv --data csv:a.csv"))
+    assert "<code>ifcomp apply d.csv --data csv:a.csv</code>" in shown
 
 
 def test_provenance() -> None:
@@ -205,5 +245,5 @@ def test_templates_are_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
     templates = {path.name for path in (root / "src/ifcomp/report/templates").iterdir()}
-    assert templates == {"report.html.jinja", "charts.html.jinja", "report.css", "report.js"}
+    assert templates == {"report.html.jinja", "charts.html.jinja", "parts.html.jinja", "report.css", "report.js"}
     assert {f"ifcomp/report/templates/{name}" for name in templates} <= packed

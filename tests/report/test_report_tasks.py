@@ -41,7 +41,7 @@ def test_report_of_audit_curves_complexities_and_coverage(tmp_path: Path) -> Non
     text = path.read_text(encoding="utf-8")
     assert audit.headline in text
     assert "None of" not in text
-    assert "650 of the model&#39;s 650 parameters" in text
+    assert "650 of the model's 650 parameters" in text
     for name in ("index", "suggested", "p_label", "label_complexity"):
         assert audit.descriptions[name] in text
     embedded = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)

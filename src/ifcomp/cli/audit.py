@@ -114,7 +114,7 @@ def audit(
     written = {out: f"all {len(result.frame):,} labels in the order of the data"}
     write_table(out, result.frame, result.descriptions, result.settings, source)
     if report is not None:
-        write_report(report, run, ifc, source, result, reference=trusted)
+        write_report(report, run, ifc, source, result, reading, reference=trusted)
         written[report] = "the report: open it in a browser"
     rows, names, reason = records(result.ranked.head(top), source), run.class_names(source), _gate(result, max_suspects)
     headline = result.headline.replace("reference=", "--reference")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ifcomp.tasks.ood_table import OODTable
 
 #: Version of the file format.
-SCHEMA = 2
+SCHEMA = 3
 
 #: Largest size of a stored result in bytes.
 MAX_BYTES = 2**30

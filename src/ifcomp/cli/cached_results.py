@@ -18,14 +18,15 @@ from ifcomp.tasks.ood_table import OODTable
 
 
 def ood_parts(table: OODTable) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the frame of a table of OOD scores as tensors by name and plain JSON."""
-    tensors: dict[str, Tensor] = {}
+    """Return frame and nearest training examples of a table of OOD scores as tensors by name and plain JSON."""
+    tensors = {} if table.nearest is None else {"nearest": _tensor(table.nearest.astype(np.int32))}
     return tensors, {"frame": _put_frame(tensors, "frame", table.frame)}
 
 
 def ood_from_parts(rule: OODRule, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> OODTable:
     """Return the table of `ood_parts` for the rule of its detector."""
-    return OODTable(_get_frame(tensors, "frame", plain["frame"]), rule)
+    nearest = tensors["nearest"].numpy() if "nearest" in tensors else None
+    return OODTable(_get_frame(tensors, "frame", plain["frame"]), rule, nearest=nearest)
 
 
 def audit_parts(audit: LabelAudit) -> tuple[dict[str, Tensor], dict[str, Any]]:

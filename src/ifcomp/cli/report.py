@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ifcomp.data.sources import Source
     from ifcomp.detection import OODDetector
     from ifcomp.report import OODScores, ReliabilityPair
+    from ifcomp.report.results import TrainingData
     from ifcomp.tasks.audit import LabelAudit
 
 EPILOG = "[bold]Example:[/bold] ifcomp report run.ifcomp --ood folder:new --out report.html"
@@ -49,6 +51,7 @@ def report(
     from ifcomp.cli.cache import open_cache
     from ifcomp.cli.ood import stored_detector
     from ifcomp.cli.run import check_labelled, open_run
+    from ifcomp.report import training_data_of
 
     run = open_run(path, model)
     check_target(out, (".html",), run.inputs(data, held_out, *(ood or ())))
@@ -61,10 +64,14 @@ def report(
     parts: dict[str, Any] = {"calibration": ifc.calibration}
     if held_out_source is not None:
         parts["calibration"] = _reliability(ifc, held_out_source, path)
-    if ood_sources:
-        parts["ood"] = _ood_scores(stored_detector(ifc, path), cache, ood_sources)
+    detector = stored_detector(ifc, path) if ood_sources else None
     audit = cache.audit(source, None, lambda: ifc.audit(source.batches()))
-    write_report(out, run, ifc, source, audit, title=title, **parts)
+    if detector is not None:
+        training = None
+        if run.is_training_data(source.spec) and ifc.factors is not None:
+            training = training_data_of(audit, ifc.factors.count, source.preview)
+        parts["ood"] = _ood_scores(detector, cache, ood_sources, training)
+    write_report(out, run, ifc, source, audit, reading, title=title, **parts)
     facts = {"headline": audit.headline, "examples": len(audit.frame), "suspects": len(audit.suspects)}
     return Outcome(
         {"run": path, "data": source.spec, **facts},
@@ -87,13 +94,20 @@ def _reliability(ifc: IFComp, held_out: Source, path: str) -> ReliabilityPair:
     return ReliabilityPair(curves["model"], curves["calibrated"], "model", "calibrated")
 
 
-def _ood_scores(detector: OODDetector, cache: Cache, sources: Sequence[Source]) -> OODScores:
-    """Return the scores of held-out and new inputs."""
-    from ifcomp.report import OODScores
+def _ood_scores(
+    detector: OODDetector, cache: Cache, sources: Sequence[Source], training: TrainingData | None
+) -> OODScores:
+    """Return the scores of held-out and new inputs, and the most surprising flagged inputs of each source."""
+    from ifcomp.report import OODScores, flagged_examples
 
-    tables = {source.spec: cache.ood_table(source, detector) for source in sources}
-    new = {name: table.frame["score"].to_numpy() for name, table in tables.items()}
-    return OODScores(detector.rule.held_out_scores, new, detector.threshold, detector.rule.title)
+    tables = [cache.ood_table(source, detector) for source in sources]
+    new = {source.spec: table.frame["score"].to_numpy() for source, table in zip(sources, tables, strict=True)}
+    examples = [
+        example
+        for source, table in zip(sources, tables, strict=True)
+        for example in flagged_examples(table, source.spec, source.preview, training)
+    ]
+    return OODScores(detector.rule.held_out_scores, new, detector.threshold, detector.rule.title, examples)
 
 
 def write_report(
@@ -102,6 +116,7 @@ def write_report(
     ifc: IFComp,
     source: Source,
     audit: LabelAudit,
+    reading: options.DataOptions,
     *,
     reference: Source | None = None,
     title: str | None = None,
@@ -117,6 +132,7 @@ def write_report(
         ifc: Predictor of the run.
         source: The audited data.
         audit: Audit of this data.
+        reading: How the data was read.
         reference: Data on which the predictors of the audit were fitted; None stands for the audited data.
         title: Heading of the page.
         **parts: ``calibration`` and ``ood`` of `IFComp.report`.
@@ -138,5 +154,21 @@ def write_report(
         provenance=current_provenance(
             **named, model=run.model, weights=run.weights, data=source.spec, seed=ifc.settings.seed
         ),
+        apply_command=_apply_command(source, run.class_names(source), run.label_column(source.spec, reading)),
         **parts,
+    )
+
+
+def _apply_command(source: Source, names: Sequence[str] | None, label_column: str | None) -> str:
+    """Return the command that carries out the decisions about a source."""
+    from ifcomp.data.corrections import KINDS
+
+    prefix, _, path = source.spec.partition(":")
+    if prefix not in KINDS:
+        return options.command_line("apply", "decisions.csv", data="DATA", out="FILE")
+    kind, stem = KINDS[prefix], os.path.splitext(os.path.basename(path.rstrip("/")))[0]
+    out = "moves.csv" if kind.is_folder else f"{stem}-corrected{kind.suffix}"
+    by_name = any(name.isdecimal() for name in names or ())  # such a name could be the index of another class
+    return options.command_line(
+        "apply", "decisions.csv", data=source.spec, out=out, label_column=label_column, by_name=by_name
     )

@@ -144,6 +144,10 @@ class Run:
             return tuple(self.record.class_names)
         return source.class_names
 
+    def label_column(self, spec: str, reading: DataOptions) -> str | None:
+        """Return the label column with which data is read; None for the default."""
+        return self._data_options(spec, reading, secondary=True).label_column
+
     def _data_options(self, name: str, reading: DataOptions, secondary: bool) -> SourceOptions:
         options, allowed = reading.parse(), source_kind(name).options
         if secondary:

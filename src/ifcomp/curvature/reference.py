@@ -57,9 +57,7 @@ class ReferenceSample:
         if head is None or not count:
             return None
         size = reference_size(count, head.features)
-        generator = torch.Generator("cpu").manual_seed(seed)
-        positions = torch.randperm(count, generator=generator, device="cpu")[:size].sort().values
-        return cls(recorder.zeros(size, head.features), positions)
+        return cls(recorder.zeros(size, head.features), reference_positions(count, size, seed))
 
     def add(self, recording: Recording, batch: Batch) -> None:
         """Store the features of the examples of a microbatch that are in the sample."""
@@ -69,6 +67,18 @@ class ReferenceSample:
             return
         rows = self._positions[first:last] - batch.position
         self.features[first:last] = as_type_of(unit_rows(recording.penultimate[rows]), self.features)
+
+
+def reference_positions(count: int, size: int, seed: int) -> Tensor:
+    """Positions of the reference set in the training data, increasing, [R].
+
+    Args:
+        count: Number of training examples.
+        size: Number of examples R of the reference set.
+        seed: Seed of the fit.
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randperm(count, generator=generator, device="cpu")[:size].sort().values
 
 
 def unit_rows(features: Tensor) -> Tensor:

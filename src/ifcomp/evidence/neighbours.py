@@ -30,6 +30,11 @@ class Neighbours:
     indices: Tensor
     similarities: Tensor
 
+    @property
+    def distances(self) -> Tensor:
+        """Euclidean distances of features of length 1, [n, k]."""
+        return (2 - 2 * self.similarities).clamp_min(0).sqrt()
+
 
 def neighbour_count(labels: Tensor) -> int:
     """Return the number of neighbours that vote: 50, or half the median class size if that is smaller; at least 1."""
@@ -81,14 +86,14 @@ def votes(neighbours: Neighbours, labels: Tensor, num_classes: int) -> np.ndarra
     return result
 
 
-def neighbour_distances(queries: Tensor, reference: Tensor, count: int) -> Tensor:
-    """Euclidean distance of every query to the k-th nearest reference example, [n]; larger = more surprising.
+def nearest_units(queries: Tensor, reference: Tensor, count: int) -> Neighbours:
+    """Find the nearest reference examples of features of length 1.
 
     Args:
         queries: Features of length 1, [n, d].
         reference: Features of length 1, [m, d].
-        count: Rank k of the neighbour, from 1 to m.
+        count: Number of neighbours k, from 1 to m.
     """
     step = max(1, _BLOCK_ELEMENTS // len(reference))
-    cosines = [(rows @ reference.T).topk(count, dim=1).values[:, -1] for rows in queries.split(step)]
-    return (2 - 2 * torch.cat(cosines)).clamp_min(0).sqrt()
+    found = [(rows @ reference.T).topk(count, dim=1) for rows in queries.split(step)]
+    return Neighbours(torch.cat([part.indices for part in found]), torch.cat([part.values for part in found]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifcomp.report.data import Curve, Floats, ReliabilityPair
+from ifcomp.report.summary import interval
 
 #: SVG units; one is about a pixel on a phone.
 WIDTH = 440.0
@@ -31,13 +32,26 @@ class Tick:
 
 @dataclass(frozen=True)
 class Dot:
-    """One bin of a reliability curve."""
+    """One bin of a reliability curve.
+
+    Attributes:
+        x, y: Centre of the mark.
+        radius: Radius of the mark; its area is proportional to ``count``.
+        top, bottom: Vertical ends of the interval.
+        confidence: Mean confidence.
+        accuracy: Share of correct predictions.
+        interval: The 95 % interval of the accuracy.
+        count: Number of examples.
+    """
 
     x: float
     y: float
     radius: float
+    top: float
+    bottom: float
     confidence: float
     accuracy: float
+    interval: tuple[float, float]
     count: int
 
 
@@ -49,15 +63,16 @@ class Line:
     ece: float
     dots: tuple[Dot, ...]
 
-    @property
-    def path(self) -> str:
-        """SVG path through all dots."""
-        return _path([(dot.x, dot.y) for dot in self.dots])
-
 
 @dataclass(frozen=True)
 class Reliability:
-    """A reliability diagram: accuracy (upwards) over confidence (to the right). Both axes end at 1."""
+    """Reliability diagrams on common axes: accuracy (upwards) over confidence (to the right). Both axes end at 1.
+
+    Attributes:
+        left, right, top, bottom: The square of a diagram.
+        ticks_x, ticks_y: Ticks of the axes.
+        lines: One diagram per curve: before and after calibration, or one if they are the same.
+    """
 
     left: float
     right: float
@@ -65,8 +80,7 @@ class Reliability:
     bottom: float
     ticks_x: tuple[Tick, ...]
     ticks_y: tuple[Tick, ...]
-    before: Line
-    after: Line
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -107,9 +121,10 @@ class Histogram:
 
 
 def reliability(pair: ReliabilityPair) -> Reliability:
-    """Compute the reliability diagram of both curves, in one square."""
-    curves = [_bins(pair.before), _bins(pair.after)]
-    lowest = min(curve[:, :2].min() for curve in curves)
+    """Compute the reliability diagrams of both curves."""
+    named = {pair.before_name: pair.before, pair.after_name: pair.after}
+    curves = [_bins(curve) for curve in named.values()]
+    lowest = min(float(curve[:, :2].min()) for curve in curves)
     low = min(math.floor(10 * lowest) / 10, 0.9)
     top, side = 14.0, WIDTH - MARGIN_LEFT - MARGIN_RIGHT
     left, right, bottom = MARGIN_LEFT, WIDTH - MARGIN_RIGHT, top + side
@@ -117,19 +132,22 @@ def reliability(pair: ReliabilityPair) -> Reliability:
     values = [round(1 - step * index, 10) for index in range(int((1 - low) / step + 1e-9) + 1)]
     largest = max(curve[:, 2].max() for curve in curves)
 
-    def line(name: str, ece: float, curve: Floats) -> Line:
-        dots = (
-            Dot(
-                x=left + (confidence - low) / (1 - low) * side,
-                y=bottom - (accuracy - low) / (1 - low) * side,
-                radius=max(2.5, LARGEST_DOT * math.sqrt(count / largest)),
-                confidence=confidence,
-                accuracy=accuracy,
-                count=int(count),
-            )
-            for confidence, accuracy, count in curve.tolist()
+    def height(accuracy: float) -> float:
+        return bottom - (accuracy - low) / (1 - low) * side
+
+    def dot(confidence: float, accuracy: float, count: float) -> Dot:
+        ends = interval(accuracy, int(count))
+        return Dot(
+            x=left + (confidence - low) / (1 - low) * side,
+            y=height(accuracy),
+            radius=max(2.5, LARGEST_DOT * math.sqrt(count / largest)),
+            top=height(ends[1]),
+            bottom=min(bottom, height(ends[0])),
+            confidence=confidence,
+            accuracy=accuracy,
+            interval=ends,
+            count=int(count),
         )
-        return Line(name, ece, tuple(dots))
 
     return Reliability(
         left=left,
@@ -138,8 +156,10 @@ def reliability(pair: ReliabilityPair) -> Reliability:
         bottom=bottom,
         ticks_x=tuple(Tick(left + (value - low) / (1 - low) * side, f"{value:g}") for value in values),
         ticks_y=tuple(Tick(bottom - (value - low) / (1 - low) * side, f"{value:g}") for value in values),
-        before=line(pair.before_name, float(pair.before.ece), curves[0]),
-        after=line(pair.after_name, float(pair.after.ece), curves[1]),
+        lines=tuple(
+            Line(name, float(curve.ece), tuple(dot(*values) for values in bins.tolist()))
+            for (name, curve), bins in zip(named.items(), curves, strict=True)
+        ),
     )
 
 

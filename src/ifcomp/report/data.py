@@ -12,9 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ifcomp.errors import DataError, LabelError, SettingError
 from ifcomp.layers.coverage import Coverage
-from ifcomp.report.examples import LayerNeighbours, Preview, TrainingExample
+from ifcomp.report.examples import LayerNeighbours, OODExample, Preview, TrainingExample
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+#: Command that carries out the decisions of a report, for data without a name.
+APPLY_COMMAND = "ifcomp apply decisions.csv --data DATA --out FILE"
 
 #: Columns that ``audit.frame`` must have.
 INTEGER_COLUMNS = ("index", "label", "suggested")
@@ -86,12 +90,14 @@ class OODScores:
         new: Scores of new inputs by name of the data, each [M].
         threshold: Inputs with a larger score are flagged.
         title: Name of the score.
+        examples: The most surprising flagged inputs.
     """
 
     held_out: ArrayLike
     new: Mapping[str, ArrayLike]
     threshold: float
     title: str = "score"
+    examples: Sequence[OODExample] = ()
 
     @property
     def groups(self) -> dict[str, Floats]:
@@ -115,6 +121,8 @@ class ReportData:
     provenance: Mapping[str, Any] | None
     coverage: Coverage | None
     max_previews: int
+    predictions: Integers | None
+    apply_command: str
 
 
 def collect(
@@ -130,6 +138,8 @@ def collect(
     provenance: Mapping[str, Any] | None = None,
     coverage: Coverage | None = None,
     max_previews: int = 200,
+    predictions: ArrayLike | None = None,
+    apply_command: str | None = None,
 ) -> ReportData:
     """Check the parts of a report. The arguments are those of `build_report`.
 
@@ -150,11 +160,13 @@ def collect(
     if audit is not None:
         _check_audit(audit.frame)
         _check_labels([*audit.frame["label"], *audit.frame["suggested"], *_example_labels(explained, near)], names)
+    predicted = _check_predictions(predictions, audit, names)
     if calibration is not None:
         _check_curve("before", calibration.before)
         _check_curve("after", calibration.after)
     if ood is not None:
         _check_groups(ood.groups)
+        _check_labels([*_gallery_labels(ood.examples)], names)
     return ReportData(
         title,
         audit,
@@ -167,6 +179,8 @@ def collect(
         provenance,
         coverage,
         max_previews,
+        predicted,
+        apply_command or APPLY_COMMAND,
     )
 
 
@@ -196,13 +210,35 @@ def _example_labels(
     explained: Mapping[int, tuple[TrainingExample, ...]], near: Mapping[int, tuple[LayerNeighbours, ...]]
 ) -> Iterator[int]:
     yield from (example.label for examples in explained.values() for example in examples)
-    yield from (example.label for layers in near.values() for layer in layers for example in layer.examples)
+    for layer in (layer for layers in near.values() for layer in layers):
+        yield from (example.label for example in layer.examples)
+        yield from layer.labels
+
+
+def _gallery_labels(examples: Iterable[OODExample]) -> Iterator[int]:
+    yield from (example.prediction for example in examples)
+    yield from (near.label for example in examples for near in example.nearest)
+
+
+def _check_predictions(
+    predictions: ArrayLike | None, audit: Audit | None, names: tuple[str, ...] | None
+) -> Integers | None:
+    if predictions is None or audit is None:
+        return None
+    found = np.asarray(predictions)
+    if found.shape != (len(audit.frame),) or found.dtype.kind not in "iu":
+        raise DataError(
+            f"predictions must be one class per example of the audit, {len(audit.frame):,} integers, but have shape "
+            f"{list(found.shape)} and dtype {found.dtype}."
+        )
+    _check_labels(found.tolist(), names)
+    return found.astype(np.int64)
 
 
 def _check_labels(labels: Sequence[int], names: tuple[str, ...] | None) -> None:
-    if min(labels) < 0:
+    if min(labels, default=0) < 0:
         raise LabelError(f"Labels must be at least 0, but one is {min(labels)}.")
-    if names is not None and max(labels) >= len(names):
+    if names is not None and max(labels, default=0) >= len(names):
         raise LabelError(f"There are {len(names)} class names, but label {max(labels)} occurs.")
 
 

@@ -75,9 +75,34 @@ class LayerNeighbours:
     Attributes:
         layer: Name of the layer.
         weight: Weight of their votes in the pool, from 0 to 1.
-        examples: Neighbours, nearest first.
+        examples: The neighbours to show, nearest first.
+        labels: Given labels of all nearest examples that the audit keeps. Empty stands for those of the examples.
     """
 
     layer: str
     weight: float
     examples: tuple[Neighbour, ...]
+    labels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class OODExample:
+    """An input that the detector flags.
+
+    Attributes:
+        data: Name of its data.
+        index: Position in this data.
+        score: Score of the detector.
+        prediction: Class that the model predicts.
+        confidence: Its softmax probability.
+        preview: Preview of the input, or None.
+        nearest: Nearest training examples, nearest first.
+    """
+
+    data: str
+    index: int
+    score: float
+    prediction: int
+    confidence: float
+    preview: Preview | None = None
+    nearest: tuple[Neighbour, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
     ``columns`` contains one list per column, most suspicious label first, ``previews`` the distinct previews, and
     ``shown`` the position of the preview by example index. ``explanations`` contains lists of
     ``[index, influence, label, position or None]`` by example index, ``neighbours`` lists of
-    ``[layer, weight, [[index, label, position or None], ...]]``.
+    ``[layer, weight, [[index, label, position or None], ...], labels of all neighbours]``. ``key`` identifies the
+    report: the same audit has the same key, and decisions in the browser are stored under it.
     """
     store = _PreviewStore()
     shown = {
@@ -51,14 +53,18 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
                 layer.layer,
                 _number(layer.weight),
                 [[int(example.index), int(example.label), store.add(example.preview)] for example in layer.examples],
+                [int(label) for label in layer.labels or (example.label for example in layer.examples)],
             ]
             for layer in layers
         ]
         for suspect, layers in data.neighbours.items()
     }
+    columns, classes = _columns(audit), class_texts(audit, data.class_names)
+    identity = json.dumps([data.title, classes, [columns[name] for name in INTEGER_COLUMNS]])
     return {
-        "columns": _columns(audit),
-        "classes": class_texts(audit, data.class_names),
+        "key": hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16],
+        "columns": columns,
+        "classes": classes,
         "named": data.class_names is not None,
         "previews": store.previews,
         "shown": shown,
@@ -72,6 +78,18 @@ def class_texts(audit: Audit, names: tuple[str, ...] | None) -> list[str]:
     if names is not None:
         return list(names)
     return [str(label) for label in range(int(audit.frame[["label", "suggested"]].to_numpy().max()) + 1)]
+
+
+def preview_content(preview: Preview) -> dict[str, Any]:
+    """Return kind, name and content of a preview: a data URI, a text, or pairs of names and values."""
+    content: Any
+    if preview.kind == "image":
+        content = thumbnail(preview.content)
+    elif preview.kind == "text":
+        content = _truncate(preview.content, TEXT_CHARACTERS)
+    else:
+        content = _fields(preview.content)
+    return {"kind": preview.kind, "content": content, "name": preview.name}
 
 
 def _columns(audit: Audit) -> dict[str, list[Any]]:
@@ -107,23 +125,12 @@ class _PreviewStore:
         if preview is None:
             return None
         if id(preview) not in self._by_id:  # keeps the preview alive, so that its id stays unique
-            encoded = _encode(preview)
+            encoded = preview_content(preview)
             position = self._by_content.setdefault(json.dumps(encoded), len(self.previews))
             if position == len(self.previews):
                 self.previews.append(encoded)
             self._by_id[id(preview)] = (preview, position)
         return self._by_id[id(preview)][1]
-
-
-def _encode(preview: Preview) -> dict[str, Any]:
-    content: Any
-    if preview.kind == "image":
-        content = thumbnail(preview.content)
-    elif preview.kind == "text":
-        content = _truncate(preview.content, TEXT_CHARACTERS)
-    else:
-        content = _fields(preview.content)
-    return {"kind": preview.kind, "content": content, "name": preview.name}
 
 
 def _fields(row: Mapping[Any, Any]) -> list[list[str]]:

@@ -16,14 +16,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
+from numpy.typing import ArrayLike
 
 from ifcomp._version import __version__
 from ifcomp.io.files import atomic_write
 from ifcomp.layers.coverage import Coverage
 from ifcomp.report import charts, summary
 from ifcomp.report.data import Audit, OODScores, ReliabilityPair, ReportData, collect
-from ifcomp.report.examples import LayerNeighbours, Preview, TrainingExample
-from ifcomp.report.payload import class_texts, table_payload
+from ifcomp.report.examples import LayerNeighbours, Neighbour, OODExample, Preview, TrainingExample
+from ifcomp.report.payload import class_texts, preview_content, table_payload
 
 #: Headings of the columns.
 COLUMN_TITLES = {
@@ -33,7 +34,7 @@ COLUMN_TITLES = {
     "suggested": "Suggested",
     "p_label": "p given",
     "p_suggested": "p suggested",
-    "score": "Score, nats",
+    "score": "Suspicion",
     "label_complexity": "Label complexity",
 }
 
@@ -61,6 +62,8 @@ def build_report(
     provenance: Mapping[str, Any] | None = None,
     coverage: Coverage | None = None,
     max_previews: int = 200,
+    predictions: ArrayLike | None = None,
+    apply_command: str | None = None,
 ) -> Path:
     """Write a report: one self-contained HTML file. Atomic.
 
@@ -81,6 +84,9 @@ def build_report(
         provenance: Origin of the results, such as the result of `current_provenance`.
         coverage: Parameters that the fit covers: `IFComp.coverage`.
         max_previews: Largest number of examples with a preview.
+        predictions: Class that the model predicts for every audited example, [n].
+        apply_command: Command that carries out the decisions, shown next to their export. None stands for one without
+            the name of the data.
 
     Returns:
         The path.
@@ -103,6 +109,8 @@ def build_report(
             provenance=provenance,
             coverage=coverage,
             max_previews=max_previews,
+            predictions=predictions,
+            apply_command=apply_command,
         )
     )
     with atomic_write(path) as scratch:
@@ -119,10 +127,11 @@ def render(data: ReportData) -> str:
         policy=_policy(style, script),
         style=style,
         script=script,
-        lead=summary.lead(data),
-        headlines=summary.headlines(data),
+        answers=summary.answers(data),
         hints=summary.hints(data),
         confusions=() if audit is None else summary.confusions(audit),
+        matrices=_matrices(data),
+        gallery=[] if data.ood is None else [_gallery_item(example, data) for example in data.ood.examples],
         classes=[] if audit is None else class_texts(audit, data.class_names),
         payload=None if audit is None else _json(table_payload(audit, data)),
         reliability=None if data.calibration is None else charts.reliability(data.calibration),
@@ -144,6 +153,44 @@ def current_provenance(**more: Any) -> dict[str, str]:
         "platform": platform.platform(),
         **{name: str(value) for name, value in more.items()},
     }
+
+
+def _matrices(data: ReportData) -> dict[str, summary.Matrix | None]:
+    """Return the confusion matrices of the page by name; None for those of too many classes."""
+    if data.audit is None:
+        return {}
+    frame, classes = data.audit.frame, len(class_texts(data.audit, data.class_names))
+    suspects = frame[frame["is_suspect"].astype(bool)]
+    matrices = {"suggested": summary.matrix(suspects["label"].tolist(), suspects["suggested"].tolist(), classes)}
+    if data.predictions is not None:
+        predicted = data.predictions.tolist()
+        classes = max(classes, max(predicted) + 1)
+        matrices = {"predicted": summary.matrix(frame["label"].tolist(), predicted, classes), **matrices}
+    return matrices
+
+
+def _gallery_item(example: OODExample, data: ReportData) -> dict[str, Any]:
+    """Return the texts and previews of a flagged input."""
+
+    def name_of(label: int) -> str:
+        return str(label) if data.class_names is None else data.class_names[label]
+
+    def near_item(near: Neighbour) -> dict[str, Any]:
+        return {"index": near.index, "label": name_of(near.label), "preview": _shown(near.preview)}
+
+    return {
+        "data": example.data,
+        "index": example.index,
+        "score": example.score,
+        "prediction": name_of(example.prediction),
+        "confidence": example.confidence,
+        "preview": _shown(example.preview),
+        "nearest": [near_item(near) for near in example.nearest],
+    }
+
+
+def _shown(preview: Preview | None) -> dict[str, Any] | None:
+    return None if preview is None else preview_content(preview)
 
 
 def _source(name: str) -> Markup:

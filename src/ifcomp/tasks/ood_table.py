@@ -47,12 +47,15 @@ class OODTable:
         comparison: One row per score: ``score``, ``auroc`` and ``fpr95`` of the known OOD data against the data. None
             without known OOD data.
         ood_scores: Scores [M] of the known OOD data, or None.
+        nearest: Positions of the nearest training examples of every input, nearest first, [n, at most 4]. They are
+            among those that the fit keeps, at most 20,000. None if the score has no neighbours.
     """
 
     frame: pd.DataFrame
     rule: OODRule
     comparison: pd.DataFrame | None = None
     ood_scores: Floats | None = None
+    nearest: np.ndarray | None = None
 
     @property
     def threshold(self) -> float:

@@ -11,6 +11,14 @@
     return node;
   }
 
+  /* Browsers may refuse storage, for instance in private windows. The page then works without it. */
+  function stored(name) {
+    try { return localStorage.getItem(name); } catch { return null; }
+  }
+  function store(name, value) {
+    try { localStorage.setItem(name, value); return true; } catch { return false; }
+  }
+
   // Light and dark --------------------------------------------------------------------------------------------------
 
   const root = document.documentElement;
@@ -35,6 +43,8 @@
     columns[name] = Float64Array.from(columns[name], (value) => (value === null ? NaN : Number(value)));
   }
   const total = columns.rank.length;
+  const suspectCount = columns.is_suspect.reduce((sum, value) => sum + value, 0);
+  const largestScore = columns.score.find((value) => Number.isFinite(value) && value > 0) || 1; // rows are ranked
   const classOrder = new Float64Array(data.classes.length);
   data.classes
     .map((name, position) => [name, position])
@@ -58,30 +68,127 @@
     return value > 0.999 ? ">0.999" : value.toFixed(3);
   }
   function formatNumber(value) {
-    if (Number.isNaN(value)) return "–";
-    if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+    if (!Number.isFinite(value)) return Number.isNaN(value) ? "–" : value > 0 ? "∞" : "−∞";
     const size = Math.abs(value);
     if (size > 0 && size < 0.01) return value > 0 ? "<0.01" : ">−0.01";
     return size >= 1000 ? formatInteger(Math.round(value)) : value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
   }
   const formatPrecisely = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : formatNumber(value));
 
+  // Decisions -------------------------------------------------------------------------------------------------------
+
+  const ACTIONS = [["keep", "Keep"], ["relabel", "Relabel"], ["drop", "Drop"]];
+  const storageName = `ifcomp-report-${data.key}`;
+  const decisions = new Map();
+  const history = [];
+  const rowOfIndex = new Map(columns.index.map((index, row) => [index, row]));
+
+  function loadDecisions() {
+    let entries = [];
+    try { entries = Object.entries(JSON.parse(stored(storageName) || "{}")); } catch { /* damaged: start again */ }
+    for (const [index, entry] of entries) {
+      const row = rowOfIndex.get(Number(index));
+      if (row === undefined || !ACTIONS.some(([action]) => action === entry.action)) continue;
+      decisions.set(row, { action: entry.action, label: entry.label in data.classes ? entry.label : columns.suggested[row] });
+    }
+  }
+
+  function saveDecisions() {
+    const entries = [...decisions].map(([row, decision]) => [columns.index[row], decision]);
+    return store(storageName, JSON.stringify(Object.fromEntries(entries)));
+  }
+
+  function setDecision(row, decision) {
+    if (decision) decisions.set(row, decision);
+    else decisions.delete(row);
+    const isStored = saveDecisions();
+    for (const node of document.querySelectorAll(`[data-row="${row}"]`)) paintDecision(node);
+    updateProgress(isStored ? "" : " This browser does not store decisions: export before you close the page.");
+  }
+
+  /* Decide about one label. The same decision again removes it. */
+  function decide(row, action, label = columns.suggested[row]) {
+    const previous = decisions.get(row);
+    const isSame = previous && previous.action === action && (action !== "relabel" || previous.label === label);
+    history.push([row, previous]);
+    setDecision(row, isSame ? undefined : { action, label });
+  }
+
+  function undo() {
+    if (!history.length) return;
+    const [row, previous] = history.pop();
+    setDecision(row, previous);
+    if (byId("details").open) {
+      if (rows.includes(row)) openRow(row);
+      return;
+    }
+    if (!rows.includes(row)) return;
+    goToPage(Math.floor(rows.indexOf(row) / pageSize()));
+    setCurrent(row, true);
+  }
+
+  function updateProgress(note = "") {
+    const decidedSuspects = [...decisions.keys()].filter((row) => columns.is_suspect[row]).length;
+    const others = decisions.size - decidedSuspects;
+    const further = others ? `, and ${formatInteger(others)} other${others > 1 ? "s" : ""}` : "";
+    const counts = ACTIONS.map(([action]) => [...decisions.values()].filter((decision) => decision.action === action).length);
+    const shares = decisions.size ? `: ${counts[0]} kept, ${counts[1]} relabelled, ${counts[2]} dropped` : "";
+    byId("progress").max = Math.max(1, suspectCount);
+    byId("progress").value = decidedSuspects;
+    byId("decided").textContent = `${formatInteger(decidedSuspects)} of ${formatInteger(suspectCount)} suspects decided${further}${shares}.${note}`;
+    byId("undo").disabled = history.length === 0;
+    byId("export").disabled = decisions.size === 0;
+  }
+
+  function decisionText(decision) {
+    return decision.action === "relabel" ? `→ ${className(decision.label)}` : decision.action === "keep" ? "kept" : "dropped";
+  }
+
+  /* Show the decision of a card, a line of the table or the details. */
+  function paintDecision(node) {
+    const decision = decisions.get(Number(node.dataset.row));
+    node.dataset.decision = decision ? decision.action : "";
+    for (const button of node.querySelectorAll("button[data-action]")) {
+      button.setAttribute("aria-pressed", Boolean(decision) && button.dataset.action === decision.action);
+    }
+    const stamp = node.querySelector(".stamp");
+    if (stamp) stamp.textContent = decision ? decisionText(decision) : "";
+    const select = node.querySelector("select");
+    if (select && decision && decision.action === "relabel") select.value = decision.label;
+  }
+
+  function decisionButtons(row, chosenLabel = () => columns.suggested[row]) {
+    const buttons = ACTIONS.map(([action, title]) => {
+      const button = element("button", { type: "button", "data-action": action, "aria-pressed": "false" }, title);
+      button.addEventListener("click", () => {
+        setCurrent(row, false);
+        decide(row, action, chosenLabel());
+      });
+      return button;
+    });
+    return element("div", { class: "decide", role: "group", "aria-label": `Decision about example ${columns.index[row]}` }, ...buttons);
+  }
+
   // State: sort order, page and layout; rows that match the filters -------------------------------------------------
 
-  const hasSuspects = columns.is_suspect.includes(1);
-  const images = data.previews.some((preview) => preview.kind === "image");
-  const state = { sort: "rank", descending: false, page: 0, cards: images || matchMedia("(max-width: 760px)").matches };
+  const firstView = suspectCount ? "suspects" : "all";
+  const state = { sort: "rank", descending: false, page: 0, current: -1, cards: true };
   let rows = [];
 
+  function isShown(row, view) {
+    if (view === "decided") return decisions.has(row);
+    if (view === "all") return true;
+    return Boolean(columns.is_suspect[row]) && !(view === "open" && decisions.has(row));
+  }
+
   function filteredRows() {
-    const given = byId("given").value, suggested = byId("suggested").value;
-    const suspects = byId("suspects").checked;
+    const view = byId("show").value, given = byId("given").value, suggested = byId("suggested").value;
     const query = byId("query").value.trim().toLowerCase();
     const named = data.classes.map((name) => name.toLowerCase().includes(query));
     const matches = [];
     for (let row = 0; row < total; row++) {
       const label = columns.label[row], other = columns.suggested[row];
-      if (suspects && !columns.is_suspect[row]) continue;
+      if (!isShown(row, view)) continue;
       if (given !== "" && label !== Number(given)) continue;
       if (suggested !== "" && other !== Number(suggested)) continue;
       if (query && !named[label] && !named[other] && String(columns.index[row]) !== query
@@ -106,59 +213,80 @@
 
   const pageSize = () => Number(byId("size").value);
   const pageCount = () => Math.max(1, Math.ceil(rows.length / pageSize()));
+  const pageRows = () => rows.slice(state.page * pageSize(), (state.page + 1) * pageSize());
 
   function refresh() {
     rows = sortedRows(filteredRows());
-    state.page = 0;
-    renderPage();
+    goToPage(0);
   }
 
-  // Table -----------------------------------------------------------------------------------------------------------
+  // Cards and table -------------------------------------------------------------------------------------------------
 
   function previewElement(preview, large) {
     if (!preview) return element("span", { class: "nothing", "aria-hidden": "true" });
     if (preview.kind === "image") {
       return element("img", { class: "thumb", src: preview.content, alt: preview.name, decoding: "async" });
     }
-    if (preview.kind === "text") return element("p", { class: large ? "text" : "text short", dir: "auto" }, preview.content);
+    if (preview.kind === "text") return element("p", { class: large ? "excerpt full" : "excerpt", dir: "auto" }, preview.content);
     const fields = large ? preview.content : preview.content.slice(0, 4);
     const items = fields.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
     return element("dl", { class: "fields" }, ...items);
   }
 
-  const headers = [...document.querySelectorAll("#table th[data-column]")];
-  const titles = Object.fromEntries(headers.map((header) => [header.dataset.column, header.textContent]));
-  const cell = (name, ...children) => (
-    element("td", { role: "cell", class: name, "data-title": titles[name] || "" }, ...children));
+  const bdi = (text, kind = "") => element("bdi", { class: kind, title: text }, text);
 
-  const bdi = (text, kind = "") => element("bdi", { class: kind }, text);
+  function caption(row) {
+    const preview = previewOf(row);
+    const index = columns.index[row];
+    const name = preview && preview.name && preview.name !== `row ${index}` ? [bdi(preview.name, "name")] : [];
+    return element("span", { class: "caption" }, ...name, element("span", { class: "number" }, `#${index}`));
+  }
+
+  function whyButton(row) {
+    const button = element("button", { type: "button", class: "why", "aria-label": `Why example ${columns.index[row]}` }, "Why");
+    button.addEventListener("click", () => openDetails(row));
+    return button;
+  }
+
+  function suspicion(row) {
+    const bar = level(columns.score[row] / largestScore);
+    return element("div", { class: "suspicion" }, element("span", {}, "Suspicion"), bar, element("span", { class: "value" }, formatNumber(columns.score[row])));
+  }
+
+  function cardItem(row) {
+    const labels = element("dl", { class: "labels" },
+      element("dt", {}, "Given"), element("dd", { class: "label" }, bdi(className(columns.label[row]))),
+      element("dt", {}, "Suggested"), element("dd", { class: "suggested" }, bdi(className(columns.suggested[row]))));
+    const summary = `Example ${columns.index[row]}, given ${className(columns.label[row])}, suggested `
+      + `${className(columns.suggested[row])}, suspicion ${formatNumber(columns.score[row])}`;
+    const card = element("li", { class: "card", tabindex: "-1", "data-row": row, "aria-label": summary },
+      element("div", { class: "picture" }, previewElement(previewOf(row), false), element("span", { class: "stamp" })),
+      labels, suspicion(row), decisionButtons(row), element("div", { class: "foot" }, caption(row), whyButton(row)));
+    return card;
+  }
+
+  const headers = [...document.querySelectorAll("#table th[data-column]")];
+  const cell = (name, ...children) => element("td", { class: name }, ...children);
 
   function tableRow(row) {
-    const preview = previewOf(row), index = columns.index[row];
-    const name = preview && preview.name ? [bdi(preview.name, "name")] : [];
-    const caption = element("span", { class: "caption" }, ...name, element("span", { class: "number" }, `#${index}`));
-    const more = element("button", { type: "button", class: "more", "aria-label": `Details of example ${index}` }, "Details");
-    more.addEventListener("click", () => openDetails(row));
-    const line = element("tr", { role: "row" },
+    return element("tr", { "data-row": row, tabindex: "-1" },
       cell("rank", formatInteger(columns.rank[row])),
-      cell("index", element("div", { class: "example" }, previewElement(preview, false), caption)),
+      cell("index", element("div", { class: "example" }, previewElement(previewOf(row), false), caption(row))),
       cell("label", bdi(className(columns.label[row]))),
       cell("suggested", bdi(className(columns.suggested[row]))),
       cell("p_label", formatProbability(columns.p_label[row])),
       cell("p_suggested", formatProbability(columns.p_suggested[row])),
-      cell("score", element("span", { class: "value" }, formatNumber(columns.score[row]))),
+      cell("score", formatNumber(columns.score[row])),
       ...(hasComplexity ? [cell("label_complexity", formatNumber(columns.label_complexity[row]))] : []),
-      cell("open", more));
-    if (columns.is_suspect[row]) line.classList.add("suspect");
-    return line;
+      cell("decision", decisionButtons(row), element("span", { class: "stamp" })),
+      cell("open", whyButton(row)));
   }
 
   function renderPage() {
-    const pages = pageCount();
-    state.page = Math.min(Math.max(0, state.page), pages - 1);
-    const start = state.page * pageSize();
-    const visible = rows.slice(start, start + pageSize());
-    byId("rows").replaceChildren(...visible.map(tableRow));
+    const visible = pageRows(), start = state.page * pageSize(), pages = pageCount();
+    byId("cards").replaceChildren(...(state.cards ? visible.map(cardItem) : []));
+    byId("rows").replaceChildren(...(state.cards ? [] : visible.map(tableRow)));
+    for (const node of document.querySelectorAll("#labels [data-row]")) paintDecision(node);
     byId("status").textContent = rows.length
       ? `Showing ${formatInteger(start + 1)} to ${formatInteger(start + visible.length)} of ${formatInteger(rows.length)} `
         + `labels, page ${formatInteger(state.page + 1)} of ${formatInteger(pages)}.`
@@ -168,8 +296,7 @@
     byId("of").textContent = `of ${formatInteger(pages)}`;
     byId("first").disabled = byId("previous").disabled = state.page === 0;
     byId("last").disabled = byId("next").disabled = state.page === pages - 1;
-    byId("export").disabled = rows.length === 0;
-    byId("export").textContent = `Export CSV (${formatInteger(rows.length)})`;
+    setCurrent(visible.includes(state.current) ? state.current : visible[0], false);
     updateControls();
   }
 
@@ -182,61 +309,156 @@
     byId("direction").textContent = state.descending ? "↓ Descending" : "↑ Ascending";
     byId("as-cards").setAttribute("aria-pressed", state.cards);
     byId("as-table").setAttribute("aria-pressed", !state.cards);
-    byId("labels").classList.toggle("cards", state.cards);
+    byId("cards").hidden = !state.cards;
+    byId("table-region").hidden = state.cards;
     for (const chip of document.querySelectorAll(".chip")) {
       chip.setAttribute("aria-pressed", chip.dataset.given === byId("given").value && chip.dataset.suggested === byId("suggested").value);
     }
   }
 
-  // Details ---------------------------------------------------------------------------------------------------------
+  function goToPage(page) {
+    state.page = Math.min(Math.max(0, page), pageCount() - 1);
+    renderPage();
+  }
 
-  let opened = 0;
+  function setLayout(cards) {
+    state.cards = cards;
+    renderPage();
+  }
+
+  // The current label, which the keys decide about ------------------------------------------------------------------
+
+  const lineOf = (row) => document.querySelector(`#labels :is(.card, tr)[data-row="${row}"]`);
+
+  function setCurrent(row, focus) {
+    state.current = row === undefined ? -1 : row;
+    for (const node of document.querySelectorAll("#labels .current")) node.classList.remove("current");
+    const line = lineOf(state.current);
+    if (!line) return;
+    line.classList.add("current");
+    if (focus) line.focus();
+  }
+
+  function moveCurrent(by) {
+    const place = rows.indexOf(state.current) + by;
+    if (place < 0 || place >= rows.length) return;
+    const page = Math.floor(place / pageSize());
+    if (page !== state.page) goToPage(page);
+    setCurrent(rows[place], true);
+  }
+
+  /* The keys work outside of fields, and can be turned off for screen readers and voice control. */
+  function onKey(event) {
+    if (!byId("keys").checked || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("select, textarea, input:not([type=checkbox])")) return;
+    const isOpen = byId("details").open;
+    const move = isOpen ? step : moveCurrent;
+    const action = ACTIONS[Number(event.key) - 1];
+    const key = event.key.toLowerCase();
+    if (action && state.current >= 0) {
+      decide(state.current, action[0], isOpen ? chosenLabel() : undefined);
+      if (decisions.has(state.current)) move(1);
+    } else if (key === "arrowleft" || key === "arrowright") move(key === "arrowleft" ? -1 : 1);
+    else if (key === "u") undo();
+    else if (key === "w" && !isOpen && state.current >= 0) openDetails(state.current);
+    else return;
+    event.preventDefault();
+  }
+
+  // Details: why a label is suspicious ------------------------------------------------------------------------------
+
+  function openRow(row) {
+    setCurrent(row, false);
+    renderDetails(row);
+  }
 
   function openDetails(row) {
-    opened = rows.indexOf(row);
-    renderDetails();
+    openRow(row);
     byId("details").showModal();
     byId("details-heading").focus();
   }
 
   function step(by) {
-    opened = Math.min(Math.max(0, opened + by), rows.length - 1);
-    renderDetails();
+    const place = rows.indexOf(state.current) + by;
+    if (place < 0 || place >= rows.length) return;
+    const page = Math.floor(place / pageSize());
+    if (page !== state.page) goToPage(page);
+    openRow(rows[place]);
   }
 
-  function renderDetails() {
-    const row = rows[opened], index = columns.index[row];
+  const chosenLabel = () => Number(byId("new-label").value);
+
+  function renderDetails(row) {
+    const index = columns.index[row];
     const given = className(columns.label[row]), suggested = className(columns.suggested[row]);
     const preview = previewOf(row);
     byId("details-heading").textContent = `Example ${index}`;
-    byId("details-previous").disabled = opened === 0;
-    byId("details-next").disabled = opened === rows.length - 1;
+    byId("details-previous").disabled = rows.indexOf(row) <= 0;
+    byId("details-next").disabled = rows.indexOf(row) === rows.length - 1;
     const verdict = element("p", { class: "verdict" }, "Labelled ", bdi(given, "label"), ", looks like ", bdi(suggested, "suggested"), ".");
     const name = preview && preview.name ? [element("p", { class: "caption" }, bdi(preview.name))] : [];
-    const shown = preview ? [previewElement(preview, true)] : [];
-    const head = element("div", { class: "large" }, ...shown, element("div", {}, ...name, verdict));
-    byId("details-body").replaceChildren(head, factList(row), ...neighbourLists(index), ...explanationLists(index));
+    const head = element("div", { class: "large" }, ...(preview ? [previewElement(preview, true)] : []), element("div", {}, ...name, verdict));
+    byId("details-body").replaceChildren(head, probabilities(row), ...neighbourLists(row), ...explanationLists(index), factList(row));
     byId("details-body").scrollTop = 0;
+    renderDecision(row);
+  }
+
+  function renderDecision(row) {
+    const options = data.classes.map((name, label) => element("option", { value: label }, name));
+    const select = element("select", { id: "new-label" }, ...options);
+    select.value = columns.suggested[row];
+    select.addEventListener("change", () => {
+      const decision = decisions.get(row);
+      if (!decision || decision.action !== "relabel" || decision.label !== chosenLabel()) decide(row, "relabel", chosenLabel());
+    });
+    byId("details-decision").dataset.row = row;
+    byId("details-decision").replaceChildren(decisionButtons(row, chosenLabel), element("label", {}, "New label ", select));
+    paintDecision(byId("details-decision"));
+  }
+
+  /* A bar whose length is a share between 0 and 1. */
+  function level(share) {
+    const bar = element("span", { class: "level", "aria-hidden": "true" }, element("span"));
+    bar.firstChild.style.width = `${100 * Math.max(0, Math.min(1, share || 0))}%`;
+    return bar;
+  }
+
+  function probabilities(row) {
+    const line = (label, value, kind) => [
+      element("dt", {}, bdi(className(label), kind)),
+      element("dd", {}, level(value), element("span", { class: "value" }, formatProbability(value))),
+    ];
+    return element("div", {}, element("h3", {}, "What the layers predict together"),
+      element("dl", { class: "bars" },
+        ...line(columns.suggested[row], columns.p_suggested[row], "suggested"),
+        ...line(columns.label[row], columns.p_label[row], "label")));
   }
 
   function factList(row) {
     const list = element("dl", { class: "facts" });
     const add = (name, value) => list.append(element("dt", {}, name), element("dd", {}, value));
     add("rank", formatInteger(columns.rank[row]));
-    add("score", `${formatPrecisely(columns.score[row])} nats`);
+    add("suspicion", `${formatPrecisely(columns.score[row])} nats`);
     add("probability of the given label", formatPrecisely(columns.p_label[row]));
     add("probability of the suggested label", formatPrecisely(columns.p_suggested[row]));
     if (hasComplexity) add("label complexity", `${formatPrecisely(columns.label_complexity[row])} nats`);
     add("suspect", columns.is_suspect[row] ? "yes" : "no");
-    return list;
+    return element("details", { class: "numbers" }, element("summary", {}, "All numbers"), list);
   }
 
-  function neighbourLists(index) {
-    return (data.neighbours[index] || []).flatMap(([layer, weight, examples]) => [
-      element("h3", {}, "Nearest examples in layer ", bdi(layer), ` (weight ${weight.toFixed(2)})`),
-      element("ul", { class: "examples neighbours" }, ...examples.map(([position, label, preview]) => (
-        element("li", {}, previewElement(data.previews[preview], false), exampleCaption(label, position))))),
-    ]);
+  function neighbourLists(row) {
+    const given = columns.label[row];
+    const layers = data.neighbours[columns.index[row]];
+    if (!layers) return [element("p", { class: "note" }, "The nearest examples of this label are not in this report.")];
+    return layers.flatMap(([layer, weight, examples, labels]) => {
+      const others = labels.filter((label) => label !== given).length;
+      return [
+        element("h3", {}, "Nearest in layer ", bdi(layer)),
+        element("p", { class: "note" }, `${others} of the ${labels.length} nearest have another label; the votes of this layer have weight ${weight.toFixed(2)}.`),
+        element("ul", { class: "examples neighbours" }, ...examples.map(([position, label, preview]) => (
+          element("li", { class: label === given ? "" : "contradicts" }, previewElement(data.previews[preview], false), exampleCaption(label, position))))),
+      ];
+    });
   }
 
   const exampleCaption = (label, position) => (
@@ -251,50 +473,39 @@
       : []);
     const byStrength = examples.sort((a, b) => Math.abs(b.influence) - Math.abs(a.influence));
     return [
-      ...group("Training examples that support the given label", "supporting", byStrength.filter((example) => example.influence > 0)),
-      ...group("Training examples that contradict it", "contradicting", byStrength.filter((example) => example.influence < 0)),
+      ...group("Training examples that contradict the given label", "contradicting", byStrength.filter((example) => example.influence < 0)),
+      ...group("Training examples that support it", "supporting", byStrength.filter((example) => example.influence > 0)),
     ];
   }
 
   function trainingExampleItem(example, strongest) {
-    const strength = element("span", { class: "strength", "aria-hidden": "true" });
-    strength.style.width = `${(100 * Math.abs(example.influence)) / strongest}%`;
     return element("li", {},
       previewElement(example.preview, false),
       exampleCaption(example.label, example.position),
       element("span", { class: "influence" }, `influence ${example.influence > 0 ? "+" : ""}${Number(example.influence.toPrecision(3))}`),
-      strength);
+      level(Math.abs(example.influence) / strongest));
   }
 
   // Export ----------------------------------------------------------------------------------------------------------
 
-  /* Spreadsheets evaluate text that starts like a formula; an apostrophe before it prevents that. */
+  /* Spreadsheets evaluate text that starts like a formula; an apostrophe before it prevents that, and `ifcomp apply`
+     ignores it. */
   function csvField(text) {
     const formula = /^\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]|^[\t\r\n]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text);
     const safe = formula ? `'${text}` : text;
     return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
 
-  function csvText() {
-    const names = Object.keys(columns);
-    const field = (name, row) => {
-      if (name === "is_suspect") return columns[name][row] ? "true" : "false";
-      return Number.isNaN(columns[name][row]) ? "" : String(columns[name][row]);
-    };
-    const lines = [[...names, ...(data.named ? ["label_name", "suggested_name"] : []), "name"].join(",")];
-    for (const row of rows) {
-      const fields = names.map((name) => field(name, row));
-      if (data.named) fields.push(csvField(className(columns.label[row])), csvField(className(columns.suggested[row])));
-      const preview = previewOf(row);
-      fields.push(csvField(preview ? preview.name : ""));
-      lines.push(fields.join(","));
-    }
-    return `\uFEFF${lines.join("\r\n")}\r\n`;
+  function decisionsText() {
+    const decided = [...decisions].sort(([a], [b]) => columns.index[a] - columns.index[b]);
+    const lines = decided.map(([row, { action, label }]) => (
+      [columns.index[row], action, action === "relabel" ? csvField(className(label)) : ""].join(",")));
+    return `${["index,decision,label", ...lines].join("\r\n")}\r\n`;
   }
 
   function download() {
-    const address = URL.createObjectURL(new Blob([csvText()], { type: "text/csv" }));
-    element("a", { href: address, download: "labels.csv" }).click();
+    const address = URL.createObjectURL(new Blob([decisionsText()], { type: "text/csv" }));
+    element("a", { href: address, download: "decisions.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10000);
   }
 
@@ -308,15 +519,9 @@
 
   function reset() {
     byId("controls").reset();
-    byId("suspects").checked = hasSuspects;
-    byId("suspects").disabled = !hasSuspects;
+    byId("show").value = firstView;
     Object.assign(state, { sort: "rank", descending: false });
     refresh();
-  }
-
-  function goToPage(page) {
-    state.page = page;
-    renderPage();
   }
 
   let waiting = 0;
@@ -324,7 +529,7 @@
     clearTimeout(waiting);
     waiting = setTimeout(refresh, 150);
   });
-  for (const id of ["given", "suggested", "suspects"]) byId(id).addEventListener("change", refresh);
+  for (const id of ["show", "given", "suggested"]) byId(id).addEventListener("change", refresh);
   for (const chip of document.querySelectorAll(".chip")) {
     chip.addEventListener("click", () => {
       const chosen = chip.getAttribute("aria-pressed") === "true";
@@ -340,8 +545,9 @@
   byId("direction").addEventListener("click", () => sortBy(state.sort));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   byId("clear").addEventListener("click", reset);
-  byId("as-cards").addEventListener("click", () => { state.cards = true; updateControls(); });
-  byId("as-table").addEventListener("click", () => { state.cards = false; updateControls(); });
+  byId("as-cards").addEventListener("click", () => setLayout(true));
+  byId("as-table").addEventListener("click", () => setLayout(false));
+  byId("undo").addEventListener("click", undo);
   byId("export").addEventListener("click", download);
   byId("first").addEventListener("click", () => goToPage(0));
   byId("previous").addEventListener("click", () => goToPage(state.page - 1));
@@ -353,9 +559,13 @@
   byId("details-next").addEventListener("click", () => step(1));
   byId("details-close").addEventListener("click", () => byId("details").close());
   byId("details").addEventListener("click", (event) => { if (event.target === byId("details")) byId("details").close(); });
-  byId("details").addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") step(-1);
-    if (event.key === "ArrowRight") step(1);
+  byId("details").addEventListener("close", () => setCurrent(state.current, true));
+  byId("labels").addEventListener("focusin", (event) => {
+    const line = event.target.closest(".card, tbody tr");
+    if (line && Number(line.dataset.row) !== state.current) setCurrent(Number(line.dataset.row), false);
   });
+  document.addEventListener("keydown", onKey);
+  loadDecisions();
+  updateProgress();
   reset();
 })();
