@@ -53,7 +53,7 @@ def explain(
     """List the training examples that most support and most contradict labels.
 
     The effect of a training example is the increase of the codelength of the label in nats, to first order, if the
-    model had been trained without it. An example of the training data is left out of its own list.
+    model had been trained without it. An example of the training data is left out of its list.
     """
     from ifcomp.cli.run import check_labelled, open_run
     from ifcomp.data.selection import select_examples
@@ -68,8 +68,8 @@ def explain(
         check_labelled(opened)
     ifc = run.load_predictor(source, training)
     x, y = select_examples(source.batches(), chosen)
-    own = chosen if source.spec == training.spec else None
-    result = ifc.explain(x, y, training.batches(), k=count, positions=own, damping=chosen_damping)
+    left_out = chosen if source.spec == training.spec else None
+    result = ifc.explain(x, y, training.batches(), k=count, positions=left_out, damping=chosen_damping)
     names = run.class_names(training)
     frame = result.frame.assign(query=[chosen[query] for query in result.frame["query"]])
     descriptions = {**result.descriptions, "query": "position of the explained example in its data"}
