@@ -861,7 +861,8 @@ class IFComp(FittedState):
 
 
 def _unlabelled(data: Data, verb: str, progress: bool | None) -> tuple[Batch, Iterator[Batch]]:
-    """Return the first batch of data, and all batches, without labels."""
+    """Return the first batch of data, and all batches, without labels. Random transforms are refused."""
+    check_repeatable(data, in_order=False)
     progress = progress if process_info().rank == 0 else False
     read = same_batches(as_batches(track(data.batches, "OOD scores", progress)))
     batches = (replace(batch, labels=None) for batch in read)
