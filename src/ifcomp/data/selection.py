@@ -40,4 +40,7 @@ def select_examples(data: Iterable[Any], positions: Sequence[int]) -> tuple[Any,
             return {key: torch.cat([item[key] for item in inputs]) for key in inputs[0]}, torch.cat(labels)
         return torch.cat(inputs), torch.cat(labels)
     except (RuntimeError, TypeError) as error:
-        raise DataError(f"The inputs have different shapes ({str(error).rstrip('.')}).") from error
+        raise DataError(
+            "The inputs have different shapes, such as texts of different lengths. Give all of them one shape: pad "
+            "texts to the same length in every batch."
+        ) from error
