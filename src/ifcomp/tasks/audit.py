@@ -43,7 +43,8 @@ _MEMORISED = 0.05
 #: layers.
 _CLEAR_ECHO = 0.5
 
-#: Share of contradicted labels above which preprocessing, weights or order of classes are probably wrong.
+#: Share of labels that both the layers and the output contradict above which preprocessing, weights or order of the
+#: classes are probably wrong. A model that predicts the labels was trained on them with this preprocessing.
 _MOSTLY_CONTRADICTED = 0.5
 
 #: `LabelAudit.memorised` below which they are probably wrong, too: the layers are more accurate than the output.
@@ -157,12 +158,12 @@ class LabelAudit(TableResult):
     def mismatch(self) -> str | None:
         """Why model and data probably do not match, with advice; None if nothing indicates it.
 
-        Either the layers contradict more than half of the labels, or the model is less accurate than its layers by more
-        than 20 points.
+        Either the layers and the output of the model each contradict more than half of the labels, or the model is less
+        accurate than its layers by more than 20 points.
         """
         advice = "check the preprocessing, the weights of the model and the order of the classes"
         sentences = []
-        if self._contradicted > _MOSTLY_CONTRADICTED:
+        if min(self._contradicted, 1 - self._model_accuracy) > _MOSTLY_CONTRADICTED:
             sentences.append(f"The layers contradict {self._contradicted:.0%} of the labels: {advice} first.")
         if self.memorised < _LESS_THAN_LAYERS:
             sentences.append(
@@ -175,6 +176,11 @@ class LabelAudit(TableResult):
     def _contradicted(self) -> float:
         """Share of labels with a positive score."""
         return float((self.frame["score"] > 0).mean())
+
+    @property
+    def _model_accuracy(self) -> float:
+        """Accuracy of the model on the given labels."""
+        return _accuracy(self.evidence.members[-1].probabilities, self.frame["label"].to_numpy())
 
     @property
     def _is_input_uninformative(self) -> bool:
