@@ -42,6 +42,7 @@ def results() -> dict[str, Any]:
     return {
         "audit": ifc.audit((x, y)).with_names([HOSTILE, "b", "c"]),
         "calibration": ifc.calibrate((x, y)),
+        "detector": ifc.ood_detector(x),
         "coverage": ifc.coverage,
         "unfitted coverage": IFComp(ifc.model).coverage,
         "explanation": ifc.explain(x[:2], y[:2], (x, y), k=3),
@@ -53,6 +54,7 @@ def results() -> dict[str, Any]:
 ANSWERS = {
     "audit": r"LabelAudit\(\d+ suspects among 90 labels, noise rate [\d.]+%, memorised [\d.]+%\)",
     "calibration": r"Calibration\((temperature .* ECE .*|no gain: keep the softmax, NLL .*)\)",
+    "detector": r"OODDetector\(complexity \+ energy \+ neighbours, threshold \S+ accepts 0\.95 of 90 held-out inputs\)",
     "coverage": r"FittedCoverage\(67 of 67 parameters covered, 100 %, \d of 2 layers healthy\)",
     "unfitted coverage": r"Coverage\(67 of 67 parameters covered, 100 %\)",
     "explanation": r"Explanation\(\d supporting and \d contradicting training examples of 2 queries\)",
@@ -69,7 +71,7 @@ def test_results(tmp_path: Path) -> None:
         assert re.fullmatch(ANSWERS[name], repr(result)), repr(result)
         page = result._repr_html_()
         assert page.startswith("<p>")
-        assert 2 <= page.count("<tr") <= SHOWN_ROWS + 1
+        assert 2 <= page.count("<tr") <= (SHOWN_ROWS + 1 if name != "detector" else len(result.settings))
         assert "<script" not in page
         result.to_csv(tmp_path / "table.csv")
         written = pd.read_csv(tmp_path / "table.csv")
@@ -79,6 +81,17 @@ def test_results(tmp_path: Path) -> None:
         if "coverage" not in name:
             assert result.plot().axes
             assert result.settings["version"]
+
+
+@pytest.mark.filterwarnings("ignore:90 held-out examples are few")
+def test_the_frame_of_a_detector_has_the_held_out_scores() -> None:
+    gate = predictor().ood_detector(data()[0], tpr=0.9)
+    frame = gate.frame
+    assert frame["index"].tolist() == list(range(90))
+    assert list(frame[list(gate.members)].mean()) == [gate.rule.held_out[name].mean() for name in gate.members]
+    assert (frame["score"] == gate.rule.held_out_scores).all()
+    assert frame["is_ood"].sum() == 9
+    assert frame["score"][~frame["is_ood"]].max() <= gate.threshold
 
 
 def test_rows_of_the_data_are_escaped() -> None:

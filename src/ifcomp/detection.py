@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ifcomp.errors import DataError, IfcompWarning, ModelError, NotFittedError
 from ifcomp.evidence.neighbours import NEIGHBOURS, nearest_units
 from ifcomp.label_samples import label_passes, sample_size
 from ifcomp.scoring import Evaluation, Microbatch, evaluate
+from ifcomp.tables import write_csv
 from ifcomp.tasks.ood import Floats, check_members, member_weights
 from ifcomp.tasks.ood_rule import OODRule
 from ifcomp.tasks.ood_table import OODTable, compare_scores, compared_scores, draw_scores
@@ -276,6 +278,17 @@ class OODDetector:
         outside = self._read(self.rule, ood, is_data=True, progress=progress)
         comparison = compare_scores(compared_scores(self.rule, frame), compared_scores(self.rule, outside))
         return OODTable(table, self.rule, comparison, self._joined(outside), nearest)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per held-out input in the order of the data: ``index``, ``score``, the members and ``is_ood``."""
+        score = self.rule.held_out_scores
+        columns = {"index": range(len(score)), "score": score, **self.rule.held_out, "is_ood": score > self.threshold}
+        return pd.DataFrame(columns)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the held-out scores, `frame`, to a CSV file, atomically."""
+        write_csv(path, self.frame)
 
     def plot(self) -> Figure:
         """Draw the distribution of the scores of the held-out inputs, and the threshold."""

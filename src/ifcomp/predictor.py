@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -320,13 +319,7 @@ class IFComp(FittedState):
         if calibration is None:
             raise NotCalibratedError("Prediction sets need held-out data: call calibrate(held_out) first.")
         rule = calibration.set_rule
-        if rule.threshold(coverage) == math.inf:
-            warnings.warn(
-                f"Coverage {coverage:g} needs more than {len(rule.scores)} conformal examples, so every set has all "
-                "labels. Give more data to calibrate, or choose a smaller coverage.",
-                IfcompWarning,
-                stacklevel=2,
-            )
+        rule.warn_if_too_few(coverage)
         probability = self.predict_proba(x)
         return torch.from_numpy(rule.sets(probability.cpu().numpy(), coverage)).to(probability.device)
 
@@ -894,7 +887,8 @@ class IFComp(FittedState):
 
 
 def _unlabelled(data: Data, verb: str, progress: bool | None) -> tuple[Batch, Iterator[Batch]]:
-    """Return the first batch of data, and all batches, without labels."""
+    """Return the first batch of data, and all batches, without labels. Random transforms are refused."""
+    check_repeatable(data, in_order=False)
     progress = progress if process_info().rank == 0 else False
     read = same_batches(as_batches(track(data.batches, "OOD scores", progress)))
     batches = (replace(batch, labels=None) for batch in read)

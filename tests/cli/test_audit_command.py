@@ -110,9 +110,16 @@ def test_wrong_order_of_classes_is_questioned(project: Project) -> None:
     """Every label is the next digit, but the reference has the true ones."""
     x, y = project.arrays("train")
     np.savez("shifted.npz", x=x.numpy(), y=(y.numpy() + 1) % 10)
-    text = run_text(*without_a_run(project, "npz:shifted.npz"), "--reference", "npz:valid.npz")
-    assert text.startswith("The layers contradict")
-    assert "check the preprocessing, the weights of the model and the order of the classes" in text
+    arguments = [*without_a_run(project, "npz:shifted.npz"), "--reference", "npz:valid.npz"]
+    content = run_json(*arguments, "--max-suspects", "1", code=3)
+    assert content["headline"].startswith("The layers contradict")
+    assert "check the preprocessing, the weights of the model and the order of the classes" in content["headline"]
+    reason = f"model and data probably do not match, see above; {content['suspects']} suspects, but --max-suspects"
+    assert content["exit_reason"] == f"Exit code 3: {reason} allows 1."
+    result = ifcomp(*arguments)
+    assert result.exit_code == 3
+    assert "Exit code 3: model and data probably do not match, see above." in result.stdout
+    assert Path("audit.csv").exists()
 
 
 def test_gate(run: Project) -> None:

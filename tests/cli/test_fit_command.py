@@ -59,7 +59,20 @@ def test_training_accuracy(project: Project) -> None:
     accuracy = float((project.network()(x).argmax(1) == y).double().mean())
     assert accuracy > 0.5
     assert run_json(*project.fit_arguments())["training_accuracy"] == accuracy
-    assert f"Training accuracy: {accuracy:.1%}" in run_text(*project.fit_arguments())
+    text = run_text(*project.fit_arguments())
+    assert f"Training accuracy: {accuracy:.1%}" in text
+    assert "in your training" not in text
+
+
+def test_a_low_training_accuracy_is_questioned(project: Project) -> None:
+    """Most labels are in another order: the accuracy is above twice chance, but below that of the training."""
+    x, y = project.arrays("train")
+    np.savez("third.npz", x=x.numpy(), y=torch.cat([y[:60], y[60:][torch.arange(140).flip(0)]]).numpy())
+    content = run_json(*project.fit_arguments("npz:third.npz"))
+    assert 0.2 < content["training_accuracy"] < 0.5
+    assert content["exit_reason"] is None
+    text = run_text(*project.fit_arguments("npz:third.npz"))
+    assert "If it was larger in your training, preprocessing or weights differ." in text
 
 
 @pytest.mark.filterwarnings("default:The training accuracy is")
@@ -68,6 +81,9 @@ def test_a_model_without_weights_is_noticed(project: Project) -> None:
     content = json.loads(result.stdout)
     assert content["training_accuracy"] < 0.2
     assert (content["exit_code"], result.exit_code) == (3, 3)
+    assert content["exit_reason"].startswith(
+        f"Exit code 3: the training accuracy is {content['training_accuracy']:.1%}"
+    )
     assert "Wrong preprocessing, or no weights?" in result.stderr
     assert Path("run.ifcomp").exists()
     text = " ".join(ifcomp("fit", project.model, "npz:train.npz").stdout.split())

@@ -104,6 +104,7 @@ def test_output_files_contain_no_user_host_or_folder(project: Project, monkeypat
         ["calibrate", "run.ifcomp", "npz:valid.npz"],
         ["report", "run.ifcomp"],
         ["prune", "run.ifcomp", "--drop", "0.1"],
+        ["explain", "run.ifcomp", "3"],
     ):
         result = ifcomp(*arguments)
         assert result.exit_code == 0, result.output

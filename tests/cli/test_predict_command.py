@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from project import Project, check_refused, run_json, run_text
+from project import Project, check_refused, ifcomp, run_json, run_text
 
 from ifcomp import IFComp
 from ifcomp.tasks.calibration import calibration_summary
@@ -59,6 +59,26 @@ def test_prediction_sets(run: Project) -> None:
     text = run_text("predict", "run.ifcomp", "npz:valid.npz", "--coverage", "0.9")
     assert "Prediction sets with coverage 0.9 have" in text
     assert "not guaranteed under shift" in text
+    assert table["prediction_name"].tolist() == [f"digit {label}" for label in table["prediction"]]
+
+
+@pytest.mark.filterwarnings("default:Coverage 0.999")
+def test_a_coverage_that_needs_more_conformal_examples_is_noticed(run: Project) -> None:
+    run_json("calibrate", "run.ifcomp", "npz:valid.npz")
+    result = ifcomp("predict", "run.ifcomp", "npz:valid.npz", "--coverage", "0.999")
+    assert result.exit_code == 0
+    assert "Coverage 0.999 needs more than 50 conformal examples, so every set has all labels." in result.stderr
+
+
+def test_the_next_steps_are_those_that_are_missing(run: Project) -> None:
+    text = run_text("predict", "run.ifcomp", "npz:valid.npz")
+    assert "ifcomp calibrate run.ifcomp DATA" in text
+    assert "ifcomp ood run.ifcomp npz:valid.npz --held-out DATA" in text
+    run_json("calibrate", "run.ifcomp", "npz:valid.npz")
+    run_json("ood", "run.ifcomp", "npz:inverted.npz", "--held-out", "npz:valid.npz")
+    text = run_text("predict", "run.ifcomp", "npz:valid.npz")
+    assert "ifcomp calibrate" not in text
+    assert "ifcomp ood run.ifcomp npz:valid.npz find" in text
 
 
 def test_a_run_without_calibration_uses_the_default(run: Project) -> None:

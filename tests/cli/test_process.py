@@ -153,6 +153,6 @@ def test_progress_shows_the_remaining_time(project: Project, name: str, titles: 
         running.wait(timeout=60)
     os.close(leader)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert running.returncode == 0, text
+    assert running.returncode == (3 if name == "audit" else 0), text  # the labels of slow:Labelled are not digits
     for title in titles:
         assert re.search(rf"{title}[^\r\n]* left 0:00:0[1-9]", text), text

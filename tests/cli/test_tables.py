@@ -68,7 +68,7 @@ def test_missing_columns_are_named(project: Project, kind: str) -> None:
     fit(project, kind)
     table = pixels(project, "valid").drop(columns=["pixel 5", "pixel 50"])
     arguments = ("predict", "run.ifcomp", write(table, "few", kind), "--alpha", "0.1")
-    check_refused(*arguments, message=f"'few.{kind}' has no column 'pixel 5', 'pixel 50'")
+    check_refused(*arguments, message=f"'few.{kind}' has no columns 'pixel 5', 'pixel 50'")
 
 
 @pytest.mark.parametrize("kind", KINDS)

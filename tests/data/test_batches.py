@@ -3,6 +3,7 @@
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -129,3 +130,13 @@ def test_other_forms_are_refused(item: Any, message: str) -> None:
 def test_labels_that_are_no_integers_are_refused() -> None:
     with pytest.raises(LabelError, match="batch 0: labels must be integers from 0, but are a list"):
         as_batch((X, ["cat"] * 22))
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_labels_are_copied() -> None:
+    """Arrays of pandas are read-only; PyTorch warns of tensors that share their memory."""
+    labels = np.arange(3)
+    labels.flags.writeable = False
+    (batch,) = as_batches([(torch.zeros(3, 2), labels)])
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [0, 1, 2]

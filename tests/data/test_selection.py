@@ -22,5 +22,10 @@ def test_dicts_are_selected_by_key() -> None:
 
 
 def test_inputs_of_different_shapes_are_refused() -> None:
-    with pytest.raises(DataError, match="different shapes"):
+    with pytest.raises(DataError, match=r"different shapes.* pad texts to the same length in every batch"):
         select_examples([(X[:4], Y[:4]), (X[4:, :1], Y[4:])], [0, 5])
+
+
+def test_positions_outside_the_data_are_refused() -> None:
+    with pytest.raises(DataError, match=r"There is no example 6: the data has 6 examples, 0 \.\.\. 5\."):
+        select_examples([(X[:4], Y[:4]), (X[4:], Y[4:])], [0, 6])

@@ -94,6 +94,7 @@ def test_the_audit_finds_a_wrong_label() -> None:
     first = model.audit(X, labels).suspects.iloc[0]
     assert (first["index"], model.classes_[first["label"]]) == (7, "virginica")
     assert model.classes_[first["suggested"]] == "setosa"
+    assert (first["label_name"], first["suggested_name"]) == ("virginica", "setosa")
 
 
 def test_classifier_in_pipelines_searches_and_calibration() -> None:

@@ -230,6 +230,17 @@ def test_the_headline_of_contradicted_labels_advises_to_check_the_order_of_the_c
     assert "order of the classes" in audit.headline
 
 
+def test_a_model_that_predicts_the_labels_matches_the_data() -> None:
+    """It has memorised labels that its layers cannot predict: hard or wrong ones, but not of another model."""
+    labels, truth = noisy()
+    given = (labels + 1) % 4
+    audit = audit_of(given, truth, model=given)
+    assert np.mean(audit.frame["score"] > 0) > 0.5
+    assert audit.mismatch is None
+    assert "check the preprocessing" not in audit.headline
+    assert audit_of(given, truth).mismatch is not None
+
+
 def test_the_repr_counts_suspects() -> None:
     audit = audit_of(*noisy())
     assert repr(audit) == (

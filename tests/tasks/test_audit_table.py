@@ -95,8 +95,20 @@ def test_the_headline_mentions_contradicted_labels_that_are_no_suspects(audit: L
     frame.loc[[3, 4, 5, 6], "score"] = 1.0
     for suspects, more in (([3, 4, 5], None), ([3, 4], 2), ([], 4)):
         chosen = replace(audit, frame=frame.assign(is_suspect=frame["index"].isin(suspects)))
-        expected = f"The layers contradict {more} more labels, so the noise rate is probably too low"
+        expected = (
+            f"The layers contradict {more} more labels, with smaller scores: hard examples, or further wrong labels."
+        )
         assert (expected in chosen.headline) == (more is not None), (suspects, chosen.headline)
+
+
+@pytest.mark.parametrize(("rate", "is_large"), [(0.05, False), (0.36, True)])
+def test_the_headline_of_a_large_noise_rate_mentions_hard_classes(
+    audit: LabelAudit, rate: float, is_large: bool
+) -> None:
+    """30 labels, of which 12 are contradicted. Nobody can tell from them whether labels are wrong or classes hard."""
+    frame = audit.frame.assign(score=[1.0] * 12 + [-1.0] * 18)
+    headline = replace(audit, frame=frame, noise_rate=rate).headline
+    assert ("The layers predict 60% of the labels. If the classes are hard" in headline) == is_large
 
 
 def test_ranked_rows_and_headline(audit: LabelAudit) -> None:

@@ -171,6 +171,7 @@ def test_temperature_alone_is_used_if_alpha_does_not_help() -> None:
     assert calibration.alpha == 0
     assert calibration.temperature == pytest.approx(2, rel=0.15)
     assert calibration.form == "temperature"
+    assert calibration.headline.endswith("Alpha is 0, because it does not improve the NLL by more than chance.")
 
 
 def test_a_model_without_errors_keeps_its_softmax() -> None:
@@ -219,6 +220,7 @@ def test_the_repr_is_one_line_with_the_answer() -> None:
     assert len(text) < 120
     assert f"temperature {calibration.temperature:.3g}, alpha {calibration.alpha:.3g}, NLL" in text
     assert "NLL" in calibration.headline
+    assert ("Alpha is 0" in calibration.headline) == (calibration.form == "temperature")
     page = calibration._repr_html_()
     assert len(page) < 3000
     assert "<table" in page

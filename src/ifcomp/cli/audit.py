@@ -78,7 +78,8 @@ def audit(
 
     Predictors on up to eight layers and the input predict each label from the other examples. Layers that have
     memorised the labels get little weight. The score is log p(suggested) - log p(label) of the pooled predictions in
-    nats; larger = more suspicious. With a run the table also has label complexity.
+    nats; larger = more suspicious. With a run the table also has label complexity. The exit code is 3 if model and data
+    probably do not match: wrong preprocessing, weights or order of the classes.
     """
     from ifcomp.cli.cache import open_cache
     from ifcomp.cli.report import write_report
@@ -143,11 +144,12 @@ def _report_command(
 
 
 def _gate(result: LabelAudit, max_suspects: int | None) -> str | None:
-    """Return the reason for exit code `GATE`; None if there are not too many suspects."""
+    """Return the reason for exit code `GATE`; None if model and data match and there are not too many suspects."""
     count = len(result.suspects)
-    if max_suspects is None or count <= max_suspects:
-        return None
-    return f"Exit code {GATE}: {count:,} suspects, but --max-suspects allows {max_suspects:,}."
+    reasons = [] if result.mismatch is None else ["model and data probably do not match, see above"]
+    if max_suspects is not None and count > max_suspects:
+        reasons.append(f"{count:,} suspects, but --max-suspects allows {max_suspects:,}")
+    return f"Exit code {GATE}: {'; '.join(reasons)}." if reasons else None
 
 
 def _facts(result: LabelAudit, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 EPILOG = "[bold]Example:[/bold] ifcomp fit net:build npz:train.npz --weights net.safetensors"
 
+#: Training accuracy below which the output asks to compare it with that of the training.
+LOW_ACCURACY = 0.5
+
 
 def fit(
     model: options.Model,
@@ -89,29 +92,35 @@ def fit(
             folder_of_fit(out),
         )
         write_run(out, ifc, record.signed())
-    seconds = time.perf_counter() - started
+    seconds, reason = time.perf_counter() - started, _inaccuracy(ifc)
     on_device = {"device": None if device == "cpu" else device}
     return Outcome(
-        _facts(ifc, record, seconds),
-        _shown(ifc, record, seconds),
+        {**_facts(ifc, record, seconds), "exit_reason": reason},
+        [*_shown(ifc, record, seconds), *([paragraph(reason)] if reason else [])],
         {out: "the run"},
         {}
-        if _is_inaccurate(ifc)
+        if reason
         else {
             options.command_line("audit", out, **on_device): "find wrong training labels",
             options.command_line("ood", out, "DATA", held_out="DATA", **on_device): "find unfamiliar inputs",
             options.command_line("calibrate", out, "DATA", **on_device): "calibrate the predictions",
         },
-        GATE if _is_inaccurate(ifc) else 0,
+        GATE if reason else 0,
     )
 
 
-def _is_inaccurate(ifc: IFComp) -> bool:
-    """Whether the training accuracy indicates wrong preprocessing or missing weights."""
+def _inaccuracy(ifc: IFComp) -> str | None:
+    """Return the reason for exit code `GATE`: a training accuracy near chance. None if it is not."""
     from ifcomp.fitting import least_accuracy
 
     assert ifc.factors is not None
-    return ifc.training_accuracy is not None and ifc.training_accuracy < least_accuracy(ifc.factors.num_classes)
+    accuracy, least = ifc.training_accuracy, least_accuracy(ifc.factors.num_classes)
+    if accuracy is None or accuracy >= least:
+        return None
+    return (
+        f"Exit code {GATE}: the training accuracy is {accuracy:.1%}, which is near chance. Wrong preprocessing, or no "
+        "weights?"
+    )
 
 
 def _fitted_coverage(ifc: IFComp) -> FittedCoverage:
@@ -153,6 +162,8 @@ def _shown(ifc: IFComp, record: Record, seconds: float) -> list[RenderableType]:
     )
     if ifc.training_accuracy is not None:
         summary += f" Training accuracy: {ifc.training_accuracy:.1%}."
+        if ifc.training_accuracy < LOW_ACCURACY:
+            summary += " If it was larger in your training, preprocessing or weights differ."
     if record.weights is None:
         summary += " No --weights were given: the model has the weights that its factory set."
     shown: list[RenderableType] = [paragraph(summary)]

@@ -24,6 +24,7 @@ from ifcomp.cli import (
     calibrate,
     demo,
     estimate,
+    explain,
     fit,
     ood,
     options,
@@ -240,6 +241,7 @@ _register(as_command(ood.ood), ood.EPILOG)
 _register(as_command(calibrate.calibrate), calibrate.EPILOG)
 _register(as_command(predict.predict), predict.EPILOG)
 _register(as_command(prune.prune), prune.EPILOG)
+_register(as_command(explain.explain), explain.EPILOG)
 _register(as_command(report.report), report.EPILOG)
 _register(as_command(apply.apply), apply.EPILOG)
 _register(as_command(selftest.selftest), selftest.EPILOG)

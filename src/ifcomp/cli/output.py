@@ -69,6 +69,8 @@ class Outcome:
     def show(self, console: Console, *, quiet: bool = False) -> None:
         """Print results, and unless quiet, written files and next steps."""
         for part in self.shown:
+            if isinstance(part, Table):
+                _fit_width(part, console)
             console.print(part)
             console.print()
         for title, items in () if quiet else (("Wrote", self.written), ("Next", self.next_steps)):
@@ -131,13 +133,26 @@ def paragraph(text: str) -> Text:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> Table:
-    """Return a table whose first ``left`` columns are aligned to the left, the others to the right."""
+    """Return a table whose first ``left`` columns are aligned to the left, the others to the right.
+
+    Cells are broken on narrow terminals. Words of the column names are broken only if there is no other way.
+    """
     result = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for position, name in enumerate(columns):
-        result.add_column(paragraph(name), justify="left" if position < left else "right", overflow="fold")
+        width = max(map(len, name.split()), default=0)
+        result.add_column(
+            paragraph(name), justify="left" if position < left else "right", overflow="fold", min_width=width
+        )
     for row in rows:
         result.add_row(*(paragraph(str(cell)) for cell in row))
     return result
+
+
+def _fit_width(shown: Table, console: Console) -> None:
+    """Allow narrower columns if the table would be cut off."""
+    if console.measure(shown).minimum > console.width:
+        for column in shown.columns:
+            column.min_width = None
 
 
 def metric_table(title: str, metrics: Mapping[str, Mapping[str, float]]) -> Table:

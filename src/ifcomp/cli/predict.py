@@ -85,9 +85,14 @@ def predict(
     if metrics is not None:
         shown.append(paragraph("NLL is in nats. Smaller NLL, ECE and Brier score are better."))
         shown.append(metric_table("", metrics))
+    held_out = None if ifc.detector is not None else "DATA"
     next_steps = {
-        options.command_line("ood", path, data, held_out="DATA", model=model, reading=reading): "find unfamiliar inputs"
+        options.command_line(
+            "ood", path, data, held_out=held_out, model=model, reading=reading
+        ): "find unfamiliar inputs"
     }
+    if alpha is None and ifc.calibration is None:
+        next_steps[options.command_line("calibrate", path, "DATA", model=model)] = "calibrate the predictions"
     return Outcome(facts, shown, {out: f"{len(frame):,} rows"}, next_steps)
 
 
@@ -125,9 +130,13 @@ def prediction_frame(predictions: Predictions, names: Sequence[str] | None) -> t
     import pandas as pd
 
     calibrated, model = predictions.calibrated.max(1), predictions.model.max(1)
-    columns = {
+    columns: dict[str, tuple[str, Any]] = {
         "index": ("position of the example in the data", range(len(predictions.model))),
         "prediction": ("most probable class of the calibrated distribution", calibrated.indices.numpy()),
+    }
+    if names:
+        columns["prediction_name"] = ("name of that class", [class_name(k, names) for k in calibrated.indices.tolist()])
+    columns |= {
         "confidence": ("its calibrated probability", calibrated.values.numpy()),
         "model_prediction": ("class predicted by the model (argmax)", model.indices.numpy()),
         "model_confidence": ("softmax probability of that class", model.values.numpy()),

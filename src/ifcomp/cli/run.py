@@ -290,6 +290,7 @@ def predict_source(
             labels.append(check_labels(batch, model[-1].shape[1]))
     distribution, sets = torch.cat(calibrated), None
     if coverage is not None and ifc.calibration is not None:
+        ifc.calibration.set_rule.warn_if_too_few(coverage)
         sets = torch.from_numpy(ifc.calibration.set_rule.sets(distribution.numpy(), coverage))
     return Predictions(torch.cat(model), distribution, torch.cat(labels) if labels else None, sets)
 

@@ -219,7 +219,7 @@ def _as_labels(labels: Any, name: str) -> Tensor | None:
     if labels is None or isinstance(labels, Tensor):
         return labels
     try:
-        return torch.as_tensor(labels, device="cpu")
+        return torch.tensor(labels, device="cpu")  # a copy: arrays of pandas are read-only
     except (TypeError, ValueError, RuntimeError) as error:
         raise LabelError(
             f"{name}: labels must be integers from 0, but are a {type(labels).__name__} that is no tensor of integers "

@@ -135,7 +135,8 @@ def check_labelled(batch: Batch) -> Tensor:
     """Return the labels as given. Raise LabelError if they are missing or not one class per example."""
     if batch.labels is None:
         raise LabelError(
-            f"{batch.name}: labels are needed here, but the batch has none. Yield (x, y), or dicts with '{LABEL_KEY}'."
+            f"{batch.name}: labels are needed here, but the batch has none. Give (x, y), dicts with '{LABEL_KEY}', or "
+            "a table with a column 'label'."
         )
     check_label_form(batch)
     return batch.labels

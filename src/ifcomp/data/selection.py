@@ -20,18 +20,27 @@ def select_examples(data: Iterable[Any], positions: Sequence[int]) -> tuple[Any,
         positions: Positions in the data.
 
     Raises:
-        DataError: If the inputs have different shapes, such as texts of different lengths.
+        DataError: If a position is outside the data, or the inputs have different shapes, such as texts of different
+            lengths.
     """
     selected: dict[int, tuple[Any, Tensor]] = {}
+    size = 0
     for batch in as_batches(data):
+        size = batch.position + batch.size
         for position in set(positions).intersection(range(batch.position, batch.position + batch.size)):
             example = batch.select(slice(position - batch.position, position - batch.position + 1))
             assert example.labels is not None
             selected[position] = example.inputs, example.labels
+    missing = sorted(set(positions) - selected.keys())
+    if missing:
+        raise DataError(f"There is no example {missing[0]:,}: the data has {size:,} examples, 0 ... {size - 1:,}.")
     inputs, labels = zip(*(selected[position] for position in positions), strict=True)
     try:
         if isinstance(inputs[0], dict):
             return {key: torch.cat([item[key] for item in inputs]) for key in inputs[0]}, torch.cat(labels)
         return torch.cat(inputs), torch.cat(labels)
     except (RuntimeError, TypeError) as error:
-        raise DataError(f"The inputs have different shapes ({str(error).rstrip('.')}).") from error
+        raise DataError(
+            "The inputs have different shapes, such as texts of different lengths. Give all of them one shape: pad "
+            "texts to the same length in every batch."
+        ) from error

@@ -210,11 +210,13 @@ class IFCompClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
         Args:
             X: Features [N, D].
-            y: Labels [N]. Labels in the result are positions in `classes_`.
+            y: Labels [N]. In the result, ``label`` and ``suggested`` are positions in `classes_`; ``label_name`` and
+                ``suggested_name`` are the labels as texts.
         """
         inputs = self._validated_inputs(X)
         labels = torch.tensor(self._codes(np.asarray(y), len(inputs)))
-        return self.ifc_.audit(_batches(inputs, labels), progress=self.verbose)
+        audit = self.ifc_.audit(_batches(inputs, labels), progress=self.verbose)
+        return audit.with_names([str(label) for label in self.classes_])
 
     def _check_settings(self) -> None:
         FitSettings(self.beta, self.fisher)

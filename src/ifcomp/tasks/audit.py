@@ -43,11 +43,15 @@ _MEMORISED = 0.05
 #: layers.
 _CLEAR_ECHO = 0.5
 
-#: Share of contradicted labels above which preprocessing, weights or order of classes are probably wrong.
+#: Share of labels that both the layers and the output contradict above which preprocessing, weights or order of the
+#: classes are probably wrong. A model that predicts the labels was trained on them with this preprocessing.
 _MOSTLY_CONTRADICTED = 0.5
 
 #: `LabelAudit.memorised` below which they are probably wrong, too: the layers are more accurate than the output.
 _LESS_THAN_LAYERS = -0.2
+
+#: Noise rate above which the headline mentions that hard classes may be the reason.
+_LARGE_NOISE_RATE = 0.2
 
 #: Number of contradicted labels that are no suspects, relative to the suspects, above which the headline mentions them.
 _FURTHER = 0.5
@@ -115,16 +119,7 @@ class LabelAudit(TableResult):
     @property
     def headline(self) -> str:
         """Summary of the audit; warnings about its reliability come first."""
-        sentences = []
-        contradicted = float((self.frame["score"] > 0).mean())
-        advice = "check the preprocessing, the weights of the model and the order of the classes"
-        if contradicted > _MOSTLY_CONTRADICTED:
-            sentences.append(f"The layers contradict {contradicted:.0%} of the labels: {advice} first.")
-        if self.memorised < _LESS_THAN_LAYERS:
-            sentences.append(
-                f"The accuracy of the model on these labels is {-100 * self.memorised:.0f} points below that of its "
-                f"layers: {advice}."
-            )
+        sentences = [] if self.mismatch is None else [self.mismatch]
         if self.memorised > _MEMORISED:
             verb = "has" if self.weights["echo"].iloc[-1] > _CLEAR_ECHO else "may have"
             sentences.append(
@@ -140,11 +135,17 @@ class LabelAudit(TableResult):
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
         )
+        if self.noise_rate > _LARGE_NOISE_RATE:
+            sentences.append(
+                f"The layers predict {1 - self._contradicted:.0%} of the labels. If the classes are hard to "
+                "distinguish, the noise rate is too high and many suspects are correct labels: inspect the most "
+                "suspicious ones first."
+            )
         further = int((self.frame["score"] > 0).sum()) - count
         if further > _FURTHER * count:
             sentences.append(
-                f"The layers contradict {further:,} more labels, so the noise rate is probably too low: inspect the "
-                "most suspicious labels beyond the suspects."
+                f"The layers contradict {further:,} more labels, with smaller scores: hard examples, or further wrong "
+                "labels."
             )
         if not count:
             sentences.append(
@@ -152,6 +153,34 @@ class LabelAudit(TableResult):
                 "labels anyway, or give reference= with labels that you trust."
             )
         return " ".join(sentences)
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why model and data probably do not match, with advice; None if nothing indicates it.
+
+        Either the layers and the output of the model each contradict more than half of the labels, or the model is less
+        accurate than its layers by more than 20 points.
+        """
+        advice = "check the preprocessing, the weights of the model and the order of the classes"
+        sentences = []
+        if min(self._contradicted, 1 - self._model_accuracy) > _MOSTLY_CONTRADICTED:
+            sentences.append(f"The layers contradict {self._contradicted:.0%} of the labels: {advice} first.")
+        if self.memorised < _LESS_THAN_LAYERS:
+            sentences.append(
+                f"The accuracy of the model on these labels is {-100 * self.memorised:.0f} points below that of its "
+                f"layers: {advice}."
+            )
+        return " ".join(sentences) or None
+
+    @property
+    def _contradicted(self) -> float:
+        """Share of labels with a positive score."""
+        return float((self.frame["score"] > 0).mean())
+
+    @property
+    def _model_accuracy(self) -> float:
+        """Accuracy of the model on the given labels."""
+        return _accuracy(self.evidence.members[-1].probabilities, self.frame["label"].to_numpy())
 
     @property
     def _is_input_uninformative(self) -> bool:

@@ -86,11 +86,13 @@ class Calibration(TableResult):
                 f"No gain: keep the softmax. Its cross-validated NLL on {examples} is {softmax['nll']:.4g} nats, with "
                 f"calibration {others:.4g}, which is not better by more than chance."
             )
-        return (
+        text = (
             f"Temperature {self.temperature:.3g} and alpha {self.alpha:.3g}: NLL {softmax['nll']:.4g} -> "
             f"{used['nll']:.4g} nats, ECE {softmax['ece']:.3f} -> {used['ece']:.3f}, accuracy {used['accuracy']:.1%}, "
             f"cross-validated on {examples}."
         )
+        reason = " Alpha is 0, because it does not improve the NLL by more than chance."
+        return text + (reason if self.form == TEMPERATURE else "")
 
     def check_fit(self, expected: Mapping[str, Any]) -> None:
         """Raise SettingError if settings of model and fit are not the expected ones; names the differences."""

@@ -14,12 +14,13 @@ guaranteed.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ifcomp.errors import SettingError
+from ifcomp.errors import IfcompWarning, SettingError
 from ifcomp.tasks.calibration import checked_probabilities
 
 Floats = NDArray[np.float64]
@@ -69,6 +70,16 @@ class SetRule:
             raise SettingError(f"coverage must be a number between 0 and 1, such as 0.95, but is {coverage!r}.")
         rank = max(1, math.ceil((len(self.scores) + 1) * coverage - _ROUNDING))
         return float(self.scores[rank - 1]) if rank <= len(self.scores) else math.inf
+
+    def warn_if_too_few(self, coverage: float) -> None:
+        """Warn if the coverage needs more conformal examples than there are, so that every set has all labels."""
+        if self.threshold(coverage) == math.inf:
+            warnings.warn(
+                f"Coverage {coverage:g} needs more than {len(self.scores)} conformal examples, so every set has all "
+                "labels. Calibrate with more held-out data, or choose a smaller coverage.",
+                IfcompWarning,
+                stacklevel=3,
+            )
 
     def sets(self, probability: ArrayLike, coverage: float) -> NDArray[np.bool_]:
         """Prediction set of each example, [N, K] booleans; at least one label per example.

@@ -110,6 +110,7 @@ def test_arrays_are_converted_to_the_type_of_the_model() -> None:
         ((X, [[1], [1, 2]]), LabelError, "different lengths"),
         ([X, Y], DataError, r"A list is read as batches.*Give the tuple \(X, y\)"),
         ([X.numpy(), Y.numpy()], DataError, r"Give the tuple \(X, y\)"),
+        ("train.csv", DataError, "but is a str. Read the file first"),
         (np.array(["a", "b"]), DataError, "numbers, but the array has dtype <U1"),
         (torch.tensor(1.0), DataError, "no axis"),
         ({"x": X, "z": X[:3]}, DataError, r"'x': 600, 'z': 3.*single batch into a list"),

@@ -64,6 +64,8 @@ def test_columns_of_the_fit_are_remembered(tmp_path: Path) -> None:
         for call in (ifc.score, ifc.influence, ifc.audit):
             with pytest.raises(DataError, match=r"no column 'visits'.*The fit used 'age', 'visits', 'dose'"):
                 call(FRAME[["dose", "age"]])
+    with pytest.raises(DataError, match="no columns 'age', 'visits'"):
+        fitted.influence(FRAME[["dose"]])
     fitted.fit((FRAME.rename(columns={"age": "years"}), LABELS))  # a new fit has new columns
     with pytest.raises(DataError, match="no column 'years'"):
         fitted.score(FRAME)

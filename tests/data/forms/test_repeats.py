@@ -81,6 +81,9 @@ RUNS: dict[str, Callable[[IFComp, Any], object]] = {
     "audit": lambda ifc, data: ifc.audit(data),
     "reference": lambda ifc, data: ifc.audit([(X, Y)], reference=data),
     "explain": lambda ifc, data: ifc.explain(X[:1], Y[:1], data),
+    "prune": lambda ifc, data: ifc.prune(data),
+    "calibrate": lambda ifc, data: ifc.calibrate(data),
+    "ood_detector": lambda ifc, data: ifc.ood_detector(data),
 }
 
 RANDOM_ROWS: dict[str, Callable[[], Any]] = {
@@ -101,6 +104,14 @@ def test_random_transforms_are_refused_before_the_model_runs(form: str, run: str
     with pytest.raises(DataError, match=r"differs when it is read a second time.*transforms of the evaluation"):
         RUNS[run](ifc, RANDOM_ROWS[form]())
     assert ifc.model.calls == calls
+
+
+@pytest.mark.filterwarnings("ignore:40 held-out examples are few")
+def test_random_transforms_are_refused_in_tables_of_ood_scores() -> None:
+    gate = IFComp(Counting()).fit([(X, Y)]).ood_detector([X], score="energy")
+    for run in (lambda: gate.table(Rows(jitter)), lambda: gate.table([X], ood=Rows(jitter))):
+        with pytest.raises(DataError, match="differs when it is read a second time"):
+            run()
 
 
 def test_a_shuffled_loader_with_random_transforms_is_not_fitted() -> None:

@@ -6,6 +6,7 @@ of `FORMS`. Optional packages are recognised by the names of types and are not i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -79,9 +80,12 @@ def as_data(data: Any, request: DataRequest) -> Data:
         found = read(data, request)
         if found is not None:
             return found
+    remedy = "Put a single batch into a list: [(x, y)]"
+    if isinstance(data, str | os.PathLike):
+        remedy = "Read the file first, such as with pandas.read_csv"
     raise DataError(
         f"Data must be batches (a DataLoader, or a list of (x, y)), a Dataset, arrays (X, y), a DataFrame or a Hugging "
-        f"Face Dataset, but is {_describe(data)}. Put a single batch into a list: [(x, y)]."
+        f"Face Dataset, but is {_describe(data)}. {remedy}."
     )
 
 

@@ -83,7 +83,8 @@ def feature_columns(frame: pd.DataFrame, label: Any, request: DataRequest) -> li
     by_name = {str(name): name for name in present}
     missing = [name for name in request.columns or () if name not in by_name]
     if missing:
-        raise DataError(f"The table has no column {_quote(missing)}. The fit used {_quote(request.columns or ())}.")
+        kind = "column" if len(missing) == 1 else "columns"
+        raise DataError(f"The table has no {kind} {_quote(missing)}. The fit used {_quote(request.columns or ())}.")
     chosen = present if request.columns is None else [by_name[name] for name in request.columns]
     other = [str(name) for name in chosen if not is_numeric_dtype(frame[name].dtype)]
     if other or not chosen:

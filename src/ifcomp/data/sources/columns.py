@@ -57,7 +57,8 @@ def check_unique(names: Sequence[str], path: str) -> None:
 
 def missing_columns(missing: Sequence[str], names: Sequence[str], path: str) -> DataError:
     """Return the error for columns that a table does not have."""
-    return DataError(f"'{path}' has no column {quote(missing)}. Its columns are {quote(names)}.")
+    kind = "column" if len(missing) == 1 else "columns"
+    return DataError(f"'{path}' has no {kind} {quote(missing)}. Its columns are {quote(names)}.")
 
 
 def number_classes(
