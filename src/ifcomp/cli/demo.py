@@ -46,7 +46,7 @@ def demo(
         audit = ifc.audit(data.training.batches(), progress=False)
         status.update("Detecting OOD inputs and calibrating predictions")
         gate = ifc.ood_detector(data.held_out.batches(), progress=False)
-        calibration = ifc.calibrate(data.held_out.shifted(seed).batches(), progress=False)
+        calibration = ifc.calibrate(data.held_out.all_shifts(seed), progress=False)
         facts = {
             "seed": seed,
             "epochs": epochs,
@@ -91,7 +91,7 @@ def _shown(facts: Mapping[str, Any]) -> list[RenderableType]:
         ),
         _heading(
             "3. How far can a prediction be trusted?",
-            "New digits are clean, blurred, noisy or moved. 300 others of this mixture calibrate ifcomp.",
+            "New digits are clean, blurred, noisy or moved. 300 others, in all four versions, calibrate ifcomp.",
         ),
         table(("new digits", "softmax", "ifcomp"), _prediction_rows(predictions)),
         Text(f"Seed {facts['seed']}, {facts['seconds']:.0f} s.", style="dim"),
@@ -102,6 +102,7 @@ def _prediction_rows(predictions: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = {
         "accuracy": ("accuracy", "{:.1%}"),
         "mean confidence": ("confidence", "{:.1%}"),
+        "NLL in nats, smaller is better": ("nll", "{:.2f}"),
         f"true label in the {predictions['coverage']:.0%} prediction set": ("covered", "{:.1%}"),
         "labels per set": ("size", "{:.2f}"),
     }

@@ -46,9 +46,13 @@ class Digits:
     images: Tensor
     labels: Tensor
 
+    def all_shifts(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """Return one batch of all digits for each of `SHIFTS`."""
+        return [(images, self.labels) for _, images in _altered(SHIFTS, self.images, seed)]
+
     def shifted(self, seed: int) -> Digits:
         """Return the digits, each with a random one of `SHIFTS`."""
-        versions = torch.stack([images for _, images in _altered(SHIFTS, self.images, seed)])
+        versions = torch.stack([images for images, _ in self.all_shifts(seed)])
         count = len(self.labels)
         chosen = torch.randint(len(SHIFTS), (count,), generator=Generator().manual_seed(seed))
         return Digits(versions[chosen, torch.arange(count)], self.labels)
