@@ -13,6 +13,7 @@ import pytest
 
 import ifcomp.cli.main
 from docs.tools import capture, hooks
+from ifcomp import IFComp
 from ifcomp.cli.output import GATE
 from ifcomp.scores import DESCRIPTIONS
 from ifcomp.tasks.audit import AUDIT_DAMPING
@@ -34,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_local_link_of_the_site_has_a_target(site: Path) -> None:
     pages = {path: path.read_text() for path in site.rglob("*.html") if path.name != "404.html"}
-    assert {"index.html", "start.html", "api.html", "command-line.html"} <= {path.name for path in pages}
+    assert {"index.html", "images.html", "gallery.html", "command-line.html"} <= {path.name for path in pages}
     for path, text in pages.items():
         for link in re.findall(r'(?:href|src)="([^"]+)"', text):
             if re.match(r"[a-z]+:|//", link):
@@ -53,9 +54,9 @@ def test_every_command_and_every_public_name_is_on_the_site(site: Path) -> None:
         assert f'id="ifcomp-{command.callback.__name__}"' in reference
     assert "[bold]" not in reference
     assert f"{GATE} a gate was exceeded" in reference
-    api = (site / "api.html").read_text()
+    api = "".join(path.read_text() for path in (site / "api").glob("*.html"))
     for name in (
-        "ifcomp.IFComp.fit",
+        *(f"ifcomp.IFComp.{name}" for name in dir(IFComp) if name[0] != "_" and callable(getattr(IFComp, name))),
         "ifcomp.tasks.ood.ood_threshold",
         "ifcomp.errors.ModelError",
     ):
@@ -74,10 +75,28 @@ def test_the_readme_is_as_short_as_it_should_be() -> None:
     shell = capture._SHELL.search(readme)
     assert python is not None
     assert shell is not None
-    assert len([line for line in python[2].splitlines() if line]) <= 8
+    assert len([line for line in python[2].splitlines() if line and not line.startswith(("import", "from"))]) <= 6
     assert python[4].count("\n") >= 5
-    assert 4 <= shell[2].count("$ ") <= 5
-    assert (ROOT / "docs" / "assets" / "overview.png").stat().st_size < 200_000
+    assert shell[2].count("$ ") == 3
+    assert len(readme.splitlines()) < 170
+    for picture in ("report.png", "audit-epochs.png"):
+        assert f"docs/assets/{picture}" in readme
+        assert (ROOT / "docs" / "assets" / picture).stat().st_size < 400_000
+
+
+def test_the_site_has_at_most_seven_tabs() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    tabs = re.findall(r"^  - (\w+):", nav, re.MULTILINE)
+    assert tabs == ["Home", "Start", "Guide", "Results", "Compare", "API", "Contribute"]
+
+
+def test_reports_of_the_gallery_are_small_and_complete() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    reports = sorted((ROOT / "docs" / "assets" / "gallery").glob("*.html"))
+    assert [path.stem for path in reports] == ["images", "table", "text"]
+    for path in reports:
+        assert f"assets/gallery/{path.name}" in page
+        assert path.stat().st_size < 1_000_000
 
 
 def test_versions_in_the_comparison_are_those_of_the_requirements() -> None:
@@ -142,10 +161,10 @@ def test_results_are_listed_whatever_is_there(tmp_path: Path) -> None:
 
 
 def test_links_out_of_the_site_become_words() -> None:
-    text = "[how](start.md) [code](../src/ifcomp/scores.py) [web](https://arxiv.org) ![gone](assets/gone.png)"
-    expected = "[how](start.md) code [web](https://arxiv.org) (gone)"
+    text = "[how](tasks.md) [code](../src/ifcomp/scores.py) [web](https://arxiv.org) ![gone](assets/gone.png)"
+    expected = "[how](tasks.md) code [web](https://arxiv.org) (gone)"
     assert hooks.unlinked(text, ROOT / "docs") == expected
-    assert hooks.moved("[how](docs/start.md)", ROOT / "docs") == "[how](start.md)"
+    assert hooks.moved("[how](docs/tasks.md)", ROOT / "docs") == "[how](tasks.md)"
 
 
 def test_marked_blocks_are_filled_with_what_they_print(tmp_path: Path) -> None:

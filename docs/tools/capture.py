@@ -75,7 +75,7 @@ def refreshed(markdown: str, folder: str) -> str:
 
 def pages() -> list[Path]:
     """Every page with marked blocks."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if "<!-- run: " in page.read_text()]
 
 

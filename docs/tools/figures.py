@@ -5,6 +5,7 @@ Settings are chosen on validation digits; what is called a test was not looked a
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,13 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from sklearn.datasets import make_moons
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from experiments.tuning import Tuned, tune
 from ifcomp import IFComp, Relative, oracle
-from ifcomp.cli.demo_study import OOD_INPUTS, TEST_SHIFTS, VALIDATION_SHIFTS, Alteration, Data, load_data
+from ifcomp.cli.demo_study import OOD_INPUTS, Alteration, Data, load_data
 from ifcomp.tasks.audit import AUDIT_DAMPING
-from ifcomp.tasks.calibration import plot_reliability, reliability_curve
 from ifcomp.tasks.metrics import auroc
 from ifcomp.tasks.ood import OOD_DAMPING
 
@@ -37,13 +37,25 @@ SEED = 0
 LAMBDA = 100.0
 
 
+def tilt(images: Tensor, _: Generator) -> Tensor:
+    """Rotate the images by 25 degrees."""
+    sine, cosine = math.sin(math.radians(25)), math.cos(math.radians(25))
+    rotation = torch.tensor([[cosine, -sine, 0], [sine, cosine, 0]]).expand(len(images), 2, 3)
+    return F.grid_sample(images, F.affine_grid(rotation, list(images.shape), False), align_corners=False)
+
+
+VALIDATION_SHIFTS: dict[str, Alteration] = {
+    "tilted": tilt,
+    "partly erased": lambda images, g: images * (torch.rand(images.shape, generator=g) > 0.3),
+}
+
+
 @dataclass(frozen=True)
 class Trained:
-    """The digits and three networks: wrong labels, stopped early; wrong labels, memorised; right labels."""
+    """The digits and two networks: wrong labels, stopped early; right labels."""
 
     data: Data
     noisy: nn.Module
-    memorised: nn.Module
     clean: nn.Module
     clean_training: list[tuple[Tensor, Tensor]]
 
@@ -72,15 +84,15 @@ def trained() -> Trained:
     data = load_data(SEED)
     right = ~data.flipped
     x, y = data.training.images[right], data.training.labels[right]
-    noisy, memorised = (train(data.training.images, data.training.labels, epochs) for epochs in (6, 60))
-    return Trained(data, noisy, memorised, train(x, y, 20), [(x, y)])
+    noisy = train(data.training.images, data.training.labels, 6)
+    return Trained(data, noisy, train(x, y, 20), [(x, y)])
 
 
 @cache
 def tuned() -> Tuned:
     """Alpha at beta = 1, chosen on validation digits, clean and altered in other ways than the test digits."""
     own = trained()
-    validation = own.data.validation
+    validation = own.data.held_out
     parts = [altered(validation.images, alteration) for alteration in VALIDATION_SHIFTS.values()]
     shifted = [(part, validation.labels) for part in parts]
     settings: dict[str, Any] = {"betas": [1.0], "keep_argmax": True, "fisher": "sampled", "progress": False}
@@ -101,7 +113,7 @@ def audit_quality(ifc: IFComp, damping: float | Relative = AUDIT_DAMPING) -> flo
 
 def ood_quality(ifc: IFComp, damping: float | Relative = OOD_DAMPING, probes: int | None = None) -> float:
     """Mean AUROC of bounded complexity, or parametric from probes, of OOD inputs against validation digits."""
-    images = trained().data.validation.images
+    images = trained().data.held_out.images
     found = []
 
     def complexity(x: Tensor) -> Tensor:
@@ -125,35 +137,6 @@ def fitted(beta: float = 1.0, fisher: str = "sampled", sua: bool = False, noisy:
 
 
 # Figures ---------------------------------------------------------------------------------------------------------
-
-
-def overview() -> Figure:
-    """The most suspicious labels beside reliability under shift."""
-    own = trained()
-    worst = IFComp(own.memorised).audit(own.noisy_training, progress=False).ranked.head(6)
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.25, 1])
-    left.suptitle("The most suspicious of 1,000 memorised labels")
-    for axes, row in zip(left.subplots(2, 3).flat, worst.itertuples(), strict=True):
-        axes.imshow(own.data.training.images[row.index, 0], cmap="gray_r")
-        verdict = "wrong label" if own.data.flipped[row.index] else "label was right"
-        title = f"labelled {row.label}, suggested {row.suggested}\n{row.score:.1f} nats ({verdict})"
-        axes.set_title(title, fontsize=9)
-        axes.axis("off")
-    choice, test = tuned(), own.data.test
-    parts = [altered(test.images, alteration) for alteration in TEST_SHIFTS.values()]
-    truth = test.labels.repeat(len(parts))
-    with torch.no_grad():
-        logits = torch.cat([own.clean(part) for part in parts]).double()
-    curves = {
-        "softmax": logits.softmax(1),
-        "temperature": (choice.inverse_temperature * logits).softmax(1),
-        "ifcomp": torch.cat([choice.predict_proba(part) for part in parts]),
-    }
-    axes = right.subplots()
-    plot_reliability({name: reliability_curve(found, truth) for name, found in curves.items()}, axes)
-    axes.set_title("Reliability under shift")
-    return figure
 
 
 @cache
@@ -197,7 +180,7 @@ def plane() -> Figure:
 def hindsight() -> Figure:
     """Distributions of an ambiguous digit: model, hindsight and pNML."""
     own, choice = trained(), tuned()
-    images = altered(own.data.validation.images, VALIDATION_SHIFTS["tilted"])
+    images = altered(own.data.held_out.images, VALIDATION_SHIFTS["tilted"])
     ifc, alpha = choice.predictor, choice.alpha
     with torch.no_grad():
         probabilities = own.clean(images).double().softmax(1)
@@ -281,7 +264,7 @@ def fisher() -> Figure:
         "empirical": {"fisher": "empirical"},
         "sampled, SUA": {"sua": True},
     }
-    images = trained().data.validation.images
+    images = trained().data.held_out.images
     both = torch.cat([images, altered(images, OOD_INPUTS["inverted digits"])])
     exact = fitted(fisher="exact").parametric_complexity(both)
     rows = {name: fitted(**options) for name, options in variants.items()}  # type: ignore[arg-type]
@@ -304,7 +287,7 @@ def fisher() -> Figure:
 def probes() -> Figure:
     """Accuracy of the estimate over the number of probes."""
     counts = (1, 2, 3, 4, 6, 8, 10)
-    images = trained().data.validation.images
+    images = trained().data.held_out.images
     both = torch.cat([images, altered(images, OOD_INPUTS["inverted digits"])])
     exact = fitted().parametric_complexity(both, damping=OOD_DAMPING)
     found = [fitted().parametric_complexity(both, damping=OOD_DAMPING, probes=count) for count in counts]
@@ -316,7 +299,6 @@ def probes() -> Figure:
 
 
 FIGURES = {
-    "overview.png": overview,
     "plane.png": plane,
     "hindsight.svg": hindsight,
     "trained.svg": hindsight_trained,

@@ -1,12 +1,17 @@
-"""Generated parts of the site: the reference of the commands from typer, and the list of results."""
+"""Generated parts of the site: notebooks, the reference of the commands from typer, and the list of results."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # mkdocs does not set it
+
+from docs.tools.notebooks import NOTEBOOKS, rendered
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs"
@@ -27,6 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         "commands": commands,
         "results": lambda: results(RESULTS),
     }
+    made |= {f"notebook: {path.stem}": partial(rendered, path) for path in NOTEBOOKS}
     for name, make in made.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", make())

@@ -44,4 +44,5 @@ if __name__ == "__main__":
     save_model(model, "net.safetensors")
     np.savez("train.npz", x=x[:1000], y=y[:1000])
     np.savez("test.npz", x=x[1000:], y=y[1000:])
-    np.savez("inverted.npz", x=1 - x[1000:])  # inverted
+    np.savez("inverted.npz", x=1 - x[1000:])
+    np.savez("noisy.npz", x=(x + 0.3 * torch.randn(x.shape)).clamp(0, 1)[1000:], y=y[1000:])

@@ -279,17 +279,22 @@ def draw(folder: Path, path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(files), figsize=(5 * len(files), 3.5), squeeze=False, layout="constrained")
+    lines = {"audit": "C2", "label complexity": "C1", "loss": "C0", "memorised_wrong": "0.6"}
+    titles = {"memorised_wrong": "wrong labels memorised"}
+    figure, axes = plt.subplots(1, len(files), figsize=(6.5 * len(files), 3.4), squeeze=False, layout="constrained")
     for axis, file in zip(axes[0], files, strict=True):
         rows = json.loads(file.read_text())
-        for name in ("loss", "label complexity", "audit"):
+        for name, color in lines.items():
             points = [(int(epoch), 100 * row[name]) for epoch, row in rows.items() if row.get(name) is not None]
-            axis.plot(*zip(*points, strict=True), label=name, marker="." if name == "label complexity" else None)
-        memorised = [100 * row["memorised_wrong"] for row in rows.values()]
-        axis.plot([int(epoch) for epoch in rows], memorised, color="0.7", linestyle=":", label="memorised wrong labels")
-        axis.set(title=file.stem.removeprefix("epochs_"), xlabel="epoch", ylabel="AUROC, %")
-    axes[0][0].legend()
-    figure.savefig(path, dpi=150)
+            shape = ":" if name == "memorised_wrong" else "-"
+            axis.plot(
+                *zip(*points, strict=True), color=color, linestyle=shape, linewidth=2.5, label=titles.get(name, name)
+            )
+        axis.set(xlabel="epoch of the training", ylabel="AUROC or share, %", ylim=(0, 103), xlim=(0, 101))
+        axis.set_title(f"Finding wrong labels: {file.stem.removeprefix('epochs_')}", loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
     return True
 

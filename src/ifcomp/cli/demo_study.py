@@ -46,6 +46,17 @@ class Digits:
     images: Tensor
     labels: Tensor
 
+    def all_shifts(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """Return one batch of all digits for each of `SHIFTS`."""
+        return [(images, self.labels) for _, images in _altered(SHIFTS, self.images, seed)]
+
+    def shifted(self, seed: int) -> Digits:
+        """Return the digits, each with a random one of `SHIFTS`."""
+        versions = torch.stack([images for images, _ in self.all_shifts(seed)])
+        count = len(self.labels)
+        chosen = torch.randint(len(SHIFTS), (count,), generator=Generator().manual_seed(seed))
+        return Digits(versions[chosen, torch.arange(count)], self.labels)
+
     def batches(self, size: int = 250) -> list[tuple[Tensor, Tensor]]:
         """Return batches in order."""
         return list(zip(self.images.split(size), self.labels.split(size), strict=True))
@@ -88,6 +99,8 @@ OOD_INPUTS: dict[str, Alteration] = {
     "pixel-shuffled digits": lambda images, g: images.flatten(1)[:, torch.randperm(64, generator=g)].view_as(images),
     "uniform noise": lambda images, g: torch.rand(images.shape, generator=g),
 }
+
+#: Alterations of the digits whose predictions are calibrated. Every digit gets one of them.
 SHIFTS: dict[str, Alteration] = {
     "clean": lambda images, _: images,
     "blurred": lambda images, _: F.avg_pool2d(images, 3, stride=1, padding=1),
@@ -136,12 +149,12 @@ def logits(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def judge_audit(audit: LabelAudit, network: nn.Module, data: Data) -> dict[str, Any]:
-    """Count wrong labels among the suspects and at the top of three rankings."""
-    flipped = data.flipped
+    """Count wrong labels among the suspects, and among as many labels with the largest loss."""
+    flipped, suspected = data.flipped, len(audit.suspects)
 
     def judge_ranking(scores: np.ndarray) -> dict[str, float]:
         ranked = flipped[np.argsort(-scores, kind="stable")]
-        return {"found": float(ranked[:WRONG].sum()), "auroc": auroc(scores, flipped)}
+        return {"found": int(ranked[:suspected].sum()), "auroc": auroc(scores, flipped)}
 
     top = audit.ranked.head(5)[["index", "label", "suggested", "score"]].rename(columns={"label": "given"})
     first = top["index"].tolist()
@@ -152,11 +165,9 @@ def judge_audit(audit: LabelAudit, network: nn.Module, data: Data) -> dict[str, 
         "examples": len(flipped),
         "flipped": WRONG,
         "memorised": float(memorised.double().mean()),
-        "suspected": len(audit.suspects),
-        "suspected_flipped": int(flipped[audit.suspects["index"].tolist()].sum()),
+        "suspected": suspected,
         "audit": judge_ranking(audit.frame["score"].to_numpy()),
         "loss": judge_ranking(loss(logits(network, data.training.images), data.training.labels)),
-        "chance": {"found": WRONG * WRONG / len(flipped), "auroc": 0.5},
         "suspects": top.assign(flipped=flipped[first].numpy(), pixels=pixels).to_dict("records"),
     }
 
@@ -172,17 +183,32 @@ def judge_gate(gate: OODDetector, network: nn.Module, data: Data, seed: int) -> 
     return {"accepted": gate.rule.tpr, "rows": rows}
 
 
-def judge_predictions(ifc: IFComp, data: Data, seed: int) -> dict[str, Any]:
-    """Compare softmax and calibrated predictions on test digits, and measure the prediction sets."""
-    assert ifc.calibration is not None
-    rows = []
-    for name, images in _altered(SHIFTS, data.test.images, seed):
-        forms = {"softmax": logits(ifc.model, images).softmax(1), "calibrated": ifc.predict_proba(images)}
-        metrics = {form: calibration_summary(values, data.test.labels) for form, values in forms.items()}
-        sets = ifc.predict_set(images, COVERAGE)
-        covered = sets.gather(1, data.test.labels.unsqueeze(1)).double().mean()
-        rows.append({"name": name, **metrics, "covered": float(covered), "size": float(sets.double().sum(1).mean())})
-    return {"headline": ifc.calibration.headline, "coverage": COVERAGE, "rows": rows}
+def judge_predictions(ifc: IFComp, digits: Digits) -> dict[str, Any]:
+    """Compare confidence and prediction sets of the softmax and of the calibrated predictions."""
+    softmax, calibrated = logits(ifc.model, digits.images).softmax(1), ifc.predict_proba(digits.images)
+    sets = ifc.predict_set(digits.images, COVERAGE)
+    return {
+        "headline": ifc.calibration.headline if ifc.calibration else "",
+        "coverage": COVERAGE,
+        "softmax": _judge_form(softmax, softmax_sets(softmax, COVERAGE), digits.labels),
+        "ifcomp": _judge_form(calibrated, sets, digits.labels),
+    }
+
+
+def softmax_sets(probabilities: Tensor, coverage: float) -> Tensor:
+    """Return the smallest sets [N, K] of the most probable labels whose probabilities sum to the coverage."""
+    ranked = probabilities.sort(1, descending=True)
+    before = ranked.values.cumsum(1) - ranked.values
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, ranked.indices, before < coverage)
+
+
+def _judge_form(probabilities: Tensor, sets: Tensor, labels: Tensor) -> dict[str, float]:
+    return {
+        **calibration_summary(probabilities, labels),
+        "confidence": float(probabilities.amax(1).mean()),
+        "covered": float(sets.gather(1, labels.unsqueeze(1)).double().mean()),
+        "size": float(sets.double().sum(1).mean()),
+    }
 
 
 def _altered(alterations: Mapping[str, Alteration], images: Tensor, seed: int) -> list[tuple[str, Tensor]]:
