@@ -29,7 +29,7 @@ from experiments import runs as training
 from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
-from ifcomp.cli.record import ENTRY, SCHEMA, read_record
+from ifcomp.cli.record import SCHEMA, read_record
 from ifcomp.data.corrections import open_labels, read_decisions
 from ifcomp.data.sources import SourceOptions, open_source
 from ifcomp.errors import (
@@ -43,6 +43,7 @@ from ifcomp.errors import (
 )
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 from ifcomp.io.checkpoint_files import read_checkpoint
+from ifcomp.io.factor_files import ENTRY
 from ifcomp.io.tensor_files import write_tensors
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
@@ -209,7 +210,7 @@ def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
     entries |= {"schema": str(SCHEMA), "digest": '"0"'}
     for options in ("{}", f'{{"mean": {"[" * depth}1{"]" * depth}}}'):
         text = ", ".join(f'"{name}": {value}' for name, value in (entries | {"options": options}).items())
-        path = written(tmp_path, "record", save({"a": torch.ones(2)}, {ENTRY: f"{{{text}}}"}))
+        path = written(tmp_path, "record", save({"a": torch.ones(2)}, {ENTRY: f'{{"record": {{{text}}}}}'}))
         if options == "{}":
             READERS["record"].read(path)
     refusal("record", path, "nested too deeply")
