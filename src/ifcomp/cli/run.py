@@ -132,8 +132,7 @@ class Run:
 
     def inputs(self, *names: str | None) -> tuple[str | None, ...]:
         """Return the names of all files that a command reads: those of the run, and further ones."""
-        factory = self.options.model or (None if self.record is None else self.record.model)
-        return (self.path, self.weights, self.training_data, factory, *names)
+        return (self.path, self.weights, self.training_data, *names)
 
     def is_training_data(self, spec: str | None) -> bool:
         """Return whether the name is that of the training data; None is."""
