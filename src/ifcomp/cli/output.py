@@ -183,9 +183,9 @@ def check_target(path: str, suffixes: Sequence[str] = (), inputs: Iterable[str |
         MissingPackageError: If the file is a Parquet file and pyarrow is not installed.
     """
     target = Path(path)
+    check_kind(target)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
-    check_kind(target)
     for name in inputs:
         if name is not None and _is_same_file(path, name):
             raise SettingError(
