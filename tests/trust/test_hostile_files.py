@@ -379,6 +379,12 @@ def test_few_long_lists_are_refused_before_they_are_decoded(tmp_path: Path) -> N
     refusal("parquet", path, "expand to")
 
 
+def test_labels_without_values_that_claim_a_shape_are_refused(tmp_path: Path) -> None:
+    """Such an array takes no memory, but cannot be converted to another type."""
+    arrays = {"x": hostile.npy((1, 2), content=bytes(2)), "y": hostile.npy((0, 2**62))}
+    refusal("npz", written(tmp_path, "npz", hostile.npz(**arrays)), "must be integers of shape")
+
+
 @pytest.mark.parametrize("kind", ["lists", "texts"])
 def test_chunks_of_long_rows_are_small(kind: str, tmp_path: Path) -> None:
     """A hundred rows of 4 MB in a few kilobytes: few rows are decoded at a time, also when labels are corrected."""
