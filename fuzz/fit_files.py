@@ -20,11 +20,14 @@ from fuzz.common import examples, file_bytes, fitted, model
 from fuzz.drawing import Draw, as_json
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
-from ifcomp.cli.record import ENTRY, SCHEMA, Record, read_record
+from ifcomp.cli.record import Record, read_record
 from ifcomp.cli.run import stored_options
 from ifcomp.io import checkpoint_files
+from ifcomp.io.factor_files import ENTRY
 from ifcomp.io.tensor_files import write_tensors
+from ifcomp.io.untrusted import parse_json
 from ifcomp.oracle.pairs import Pair, PairFile
+from ifcomp.storage import restore_results
 
 KINDS = ("float64", "float16", "int64", "bool", "float8_e5m2", "complex64", "uint8", "bfloat16")
 VALUES = (float("nan"), float("inf"), -1.0, 3e38, 0.0, 1e-45)
@@ -172,8 +175,8 @@ def checkpoint(data: bytes, folder: Path) -> None:
 
 
 @cache
-def _file_with_results() -> bytes:
-    """Return a run with a calibration and a detector."""
+def _with_results() -> tuple[IFComp, dict[str, Any]]:
+    """Return a predictor with a calibration and a detector, and both as plain JSON."""
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(2))
     held_out = [(x, torch.arange(60) % 3)]
     with warnings.catch_warnings():
@@ -181,37 +184,38 @@ def _file_with_results() -> bytes:
         ifc = IFComp(model()).fit([examples()], progress=False)
         ifc.calibrate(held_out, progress=False)
         ifc.ood_detector(held_out, progress=False)
-    return file_bytes(ifc.save)
+    return ifc, json.loads(_parts(file_bytes(ifc.save))[0]["__metadata__"][ENTRY])["results"]
 
 
 def fit_results(data: bytes, folder: Path) -> None:
-    """Load a run with a wrong calibration or detector. What loads gives finite scores."""
-    draw, path = Draw(data), folder / "run.ifcomp"
-    metadata = json.loads(_parts(_file_with_results())[0]["__metadata__"]["ifcomp"])
+    """Restore a wrong calibration and detector of a run. What is restored gives finite scores."""
+    draw, (ifc, results) = Draw(data), _with_results()
     for _ in range(draw.number(1, 3)):
         name = draw.choice(("calibration", "detector"))
-        metadata["results"][name] = draw.damaged(metadata["results"][name])
-    _write(path, load(_file_with_results()), "ifcomp", metadata)
+        results = {**results, name: draw.damaged(results[name])}
+    try:
+        plain = parse_json(as_json(results))
+    except ValueError:  # nested too deeply
+        return
+    restore_results(ifc, plain, folder / "run.ifcomp")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ifc = IFComp.load(path, model())
-        if ifc.calibration is not None:
-            distribution = ifc.predict_proba(examples()[0])
-            assert bool(torch.isfinite(distribution).all()), distribution
-        if ifc.detector is not None:
-            ifc.detector.predict(examples()[0])
+        distribution = ifc.predict_proba(examples()[0])
+        assert bool(torch.isfinite(distribution).all()), distribution
+        assert ifc.detector is not None
+        ifc.detector.predict(examples()[0])
 
 
 def record(data: bytes, folder: Path) -> None:
     """Load the record of a run. The first byte selects: arbitrary bytes, or JSON with wrong content."""
     path, draw = folder / "run.ifcomp", Draw(data[1:])
-    content = {"schema": SCHEMA, **vars(Record("a:b", "w", "npz:x", {"mean": [0.5]}, ["a", "b"], 3, "0"))}
+    content = {"record": Record("a:b", "w", "npz:x", {"mean": [0.5]}, ["a", "b"], 3, "0").to_json()}
     text = as_json(draw.damaged(draw.damaged(content))) if data[:1] >= b"\x40" else data[1:].decode("latin-1")
     path.write_bytes(save({"a": torch.ones(2)}, {ENTRY: text}))
     loaded = read_record(str(path))
-    assert loaded is not None
-    assert not loaded.is_trusted
-    stored_options(loaded)
+    if loaded is not None:
+        assert not loaded.is_trusted
+        stored_options(loaded)
 
 
 def pairs(data: bytes, folder: Path) -> None:

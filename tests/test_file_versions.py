@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ifcomp import Checkpoint, IFComp
-from ifcomp.cli.record import Record, read_record, write_record
+from ifcomp.cli.record import Record, read_record
+from ifcomp.cli.run import write_run
 from ifcomp.data.corrections import read_decisions
 from ifcomp.errors import CheckpointError, DataError, StorageError
 from ifcomp.io.tensor_files import write_tensors
@@ -74,10 +75,9 @@ def test_checkpoint(tmp_path: Path) -> None:
 def test_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = tmp_path / "run.ifcomp"
-    IFComp(MODEL).fit(DATA).save(path)
-    write_record(path, Record("net:build", None, "digits", {}, None, 5, "0").signed())
+    write_run(str(path), IFComp(MODEL).fit(DATA), Record("net:build", None, "digits", {}, None, 5, "0").signed())
     assert read_record(str(path)) is not None
-    change_metadata(path, "ifcomp-record", lambda metadata: metadata.update(schema=OTHER))
+    change_metadata(path, "ifcomp", lambda metadata: metadata["record"].update(schema=OTHER))
     with pytest.raises(StorageError, match=r"schema 99, this version reads 2.*Fit again"):
         read_record(str(path))
 

@@ -21,6 +21,7 @@ from ifcomp.io.fingerprints import check_fingerprint, fingerprint, short_digest,
 from ifcomp.layers.coverage import Coverage
 from ifcomp.layers.inventory import Inventory, take_inventory
 from ifcomp.layers.layout import Layout
+from ifcomp.layers.model_checks import listed
 from ifcomp.layers.recorder import Recorder, working_dtype
 from ifcomp.layers.registry import Selection
 from ifcomp.layers.threads import exclusive
@@ -242,8 +243,20 @@ def fit_together(
         progress=progress,
     )
     with exclusive(lead.model):
+        _check_weights(digests, lead.model)
         for predictor, factors in zip(predictors, fits, strict=True):
             predictor._inventory, predictor._recorder, predictor._columns = inventory, recorder, data.columns
             predictor._adopt(factors, digests, recorder.layouts)
             predictor._probe = probe
             predictor._calibration = predictor._ood_rule = None
+
+
+def _check_weights(before: Mapping[str, str], model: nn.Module) -> None:
+    """Raise ModelError if the weights changed during a fit. Other buffers may be caches that grow."""
+    after, weights = fingerprint(model), model.state_dict()
+    changed = [name for name in after.keys() & weights.keys() if before.get(name) != after[name]]
+    if changed:
+        raise ModelError(
+            f"The weights changed during the fit: {listed(sorted(changed))}. The factors would belong to two models. "
+            "Do not train the model, or run it in train mode, while its data is read."
+        )

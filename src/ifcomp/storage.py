@@ -24,8 +24,8 @@ from ifcomp.tasks.ood_rule import OODRule
 S = TypeVar("S", bound=FittedState)
 
 
-def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
-    """Write factors, settings, calibration and detector to one safetensors file, atomically."""
+def save_state(path: str | os.PathLike[str], state: FittedState, record: Mapping[str, Any] | None = None) -> None:
+    """Write factors, settings, calibration, detector and an optional record to one safetensors file, atomically."""
     damping = state.damping
     options = {
         "selection": asdict(state._selection),
@@ -38,7 +38,7 @@ def save_state(path: str | os.PathLike[str], state: FittedState) -> None:
     results = {} if state._calibration is None else {"calibration": state._calibration.to_json()}
     if state._ood_rule is not None:
         results["detector"] = state._ood_rule.to_json()
-    saved = factor_files.SavedFactors(state._fitted, state._fingerprint, options, __version__, results)
+    saved = factor_files.SavedFactors(state._fitted, state._fingerprint, options, __version__, results, record)
     factor_files.save(path, saved)
 
 
@@ -72,11 +72,11 @@ def load_state(build: Callable[..., S], path: str | os.PathLike[str], model: nn.
         ) from error
     advice = "Is the file damaged, or was the model's code changed? Fit again."
     loaded._receive(stored.factors, dict(stored.fingerprint), layouts, f"The factors in '{path}'", advice)
-    _restore_results(loaded, stored.results, path)
+    restore_results(loaded, stored.results, path)
     return loaded
 
 
-def _restore_results(state: FittedState, results: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def restore_results(state: FittedState, results: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Restore calibration and detector from a file."""
     name = ""
     try:

@@ -15,7 +15,8 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from ifcomp.cli.main import app
-from ifcomp.io.metadata import write_entry
+from ifcomp.cli.record import Record
+from ifcomp.io.tensor_files import read_tensors, write_tensors
 
 _COUNTER = itertools.count()
 
@@ -137,20 +138,27 @@ def run_json(*arguments: str, code: int = 0) -> dict[str, Any]:
 def stored_record(run: str = "run.ifcomp") -> dict[str, Any]:
     """The record in the header of a run."""
     with safe_open(run, framework="pt") as file:
-        content: dict[str, Any] = json.loads(file.metadata()["ifcomp-record"])
+        content: dict[str, Any] = json.loads(file.metadata()["ifcomp"])["record"]
         return content
+
+
+def write_record(run: str, record: Record | dict[str, Any]) -> None:
+    """Write a record into a run, with a correct digest."""
+    tensors, content = read_tensors(run, "ifcomp")
+    plain = record.to_json() if isinstance(record, Record) else record
+    write_tensors(run, {name: value.clone() for name, value in tensors.items()}, "ifcomp", content | {"record": plain})
 
 
 def change_record(run: str = "run.ifcomp", **changes: Any) -> None:
     """Change the record of a run without a new signature, as somebody else could."""
-    write_entry(run, "ifcomp-record", json.dumps({**stored_record(run), **changes}))
+    write_record(run, {**stored_record(run), **changes})
 
 
 def remove_record(run: str = "run.ifcomp") -> None:
     """Write the run as `IFComp.save` does, without a record."""
-    with safe_open(run, framework="pt") as file:
-        tensors, entries = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file(tensors, run, {"ifcomp": entries["ifcomp"]})
+    tensors, content = read_tensors(run, "ifcomp")
+    del content["record"]
+    write_tensors(run, {name: value.clone() for name, value in tensors.items()}, "ifcomp", content)
 
 
 def run_text(*arguments: str) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from project import Project, ifcomp
+from safetensors.torch import save_file
 
 from ifcomp.cli.output import escape_control, paragraph, table
 from ifcomp.tables import write_csv
@@ -66,6 +67,26 @@ def test_error_messages_have_no_control_characters() -> None:
     assert result.exit_code == 2
     assert "\x1b]0" not in result.output
     assert "\\x1b]0;owned\\x07" in result.output
+
+
+def test_line_breaks_in_names_are_not_printed(project: Project) -> None:
+    """Names of tensors, classes, columns and files in messages are in one line."""
+    name, model = "a\nError: b\u2028c", ["--model", project.model, "--weights", "net.safetensors"]
+    x, y = project.arrays("train")
+    save_file({**project.network().state_dict(), name: x[:1]}, "more.safetensors")
+    np.savez("classes.npz", x=x, y=y % 2, classes=np.array([name, "b"]))
+    np.savez("other.npz", **{name: x.numpy()})
+    pd.DataFrame({name: ["text"], "label": [1]}).to_csv("table.csv", index=False)
+    Path("images").mkdir()
+    Path("images", f"{name}.png").write_text("no image")
+    messages = [ifcomp("audit", "--model", project.model, "--weights", "more.safetensors", "--data", "train.npz")]
+    messages += [ifcomp("audit", *model, "--data", data) for data in ("classes.npz", "other.npz", "table.csv")]
+    messages.append(ifcomp("audit", *model, "--data", "folder:images"))
+    for result, lines in zip(messages, (2, 1, 1, 1, 1), strict=True):
+        assert result.exit_code == 2
+        assert "Error: b" in result.stderr
+        shown = result.stderr.replace("printed by the user's code\n", "")
+        assert len(shown.strip().splitlines()) == lines, shown
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "none/x", "x" * 300])

@@ -125,7 +125,7 @@ def test_other_settings_are_refused_while_a_checkpoint_exists(project: Project) 
     assert not Path("run.ifcomp.partial").exists()
 
 
-def test_command_killed_before_it_writes_the_record(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_killed_before_it_replaces_the_run(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -133,7 +133,7 @@ def test_command_killed_before_it_writes_the_record(run: Project, monkeypatch: p
         raise Killed
 
     before = Path("run.ifcomp").read_bytes()
-    monkeypatch.setattr("ifcomp.cli.run.write_record", killed)
+    monkeypatch.setattr("ifcomp.io.files.os.replace", killed)
     with pytest.raises(Killed):
         ifcomp(*run.fit_arguments(), "--beta", "0.5")
     assert Path("run.ifcomp").read_bytes() == before

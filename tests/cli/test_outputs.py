@@ -28,9 +28,24 @@ def write_table(project: Project, path: str) -> None:
 
 
 def test_a_fit_does_not_replace_its_inputs(project: Project) -> None:
-    os.link("train.npz", "link.npz")
-    for path in ("net.safetensors", "train.npz", "link.npz", f"{project.module}.py"):
+    for path in ("net.safetensors", "train.npz", f"{project.module}.py"):
+        before = Path(path).read_bytes()
+        check_refused(*project.fit_arguments(), "--out", path, message="must end in .ifcomp")
+        assert Path(path).read_bytes() == before
+    os.link("train.npz", "link.ifcomp")
+    os.link("net.safetensors", "net.ifcomp")
+    for path in ("link.ifcomp", "net.ifcomp"):
         refused_unchanged(path, *project.fit_arguments(), "--out", path)
+
+
+def test_figures_do_not_replace_images(run: Project) -> None:
+    Path("images").mkdir()
+    Path("images/1.png").write_bytes(b"image")
+    for path in ("images/1.png", "link.png"):
+        Path("link.png").symlink_to("images/1.png") if path == "link.png" else None
+        refused_unchanged(path, "calibrate", "run.ifcomp", "folder:images", "--figure", path)
+    os.link("valid.npz", "data.svg")
+    refused_unchanged("data.svg", "calibrate", "run.ifcomp", "npz:data.svg", "--figure", "data.svg")
 
 
 def test_tables_do_not_replace_inputs(run: Project) -> None:

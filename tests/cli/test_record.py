@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from project import Project, change_record, ifcomp, remove_record, run_json, stored_record
+from project import Project, change_record, ifcomp, remove_record, run_json, stored_record, write_record
 from safetensors.torch import load_file, save_file
 
 import ifcomp as package
 from ifcomp.cli.keys import key_path
-from ifcomp.cli.record import ENTRY, Record, folder_of_fit, read_record, write_record
+from ifcomp.cli.record import Record, folder_of_fit, read_record
 from ifcomp.errors import IfcompWarning, StorageError
-from ifcomp.io.metadata import read_entry, write_entry
+from ifcomp.io.tensor_files import write_tensors
 
 RECORD = Record("net:build", "net.safetensors", "npz:train.npz", {"mean": [0.5]}, ["a", "b"], 10, "0")
 
@@ -27,7 +27,7 @@ RECORD = Record("net:build", "net.safetensors", "npz:train.npz", {"mean": [0.5]}
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    save_file({"a": torch.arange(3.0)}, "run", {"other": "text"})
+    write_tensors("run", {"a": torch.arange(3.0)}, "ifcomp", {"other": "text"})
     return tmp_path
 
 
@@ -43,7 +43,6 @@ def test_write_and_read(here: Path, configuration: Path) -> None:
     record = read()
     assert record.is_trusted
     assert {**vars(record), "signature": ""} == vars(RECORD)
-    assert (read_entry("run", "other"), load_file("run")["a"].tolist()) == ("text", [0, 1, 2])
     key = configuration / "ifcomp" / "run-key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.read_bytes().hex().encode() not in Path("run").read_bytes()
@@ -165,10 +164,17 @@ def test_key_of_another_user_is_not_used(
 # Damaged records -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 2, "model": 5}', "\xff"])
-def test_damaged_records(here: Path, text: str) -> None:
-    write_entry("run", ENTRY, text)
+@pytest.mark.parametrize("content", [[], {}, "text", {"schema": 1}, {"schema": 2, "model": 5}])
+def test_damaged_records(here: Path, content: Any) -> None:
+    write_record("run", content)
     with pytest.raises(StorageError, match=r"Cannot read the record in 'run'"):
+        read_record("run")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\xff", "{" * 10])
+def test_damaged_headers(here: Path, text: str) -> None:
+    save_file({"a": torch.arange(3.0)}, "run", {"ifcomp": text})
+    with pytest.raises(StorageError, match=r"Cannot read the run 'run'"):
         read_record("run")
 
 
@@ -189,6 +195,17 @@ def test_line_breaks_of_a_foreign_record_are_not_printed(run: Project, change: d
     assert len(result.stderr.strip().splitlines()) == 1
     assert "\\nError: b" in result.stderr
     assert "\x1b" not in result.stderr
+
+
+def test_flipped_bits_of_a_trusted_record_are_refused(run: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of the run covers its record, also where the signature is not checked."""
+    monkeypatch.setenv("IFCOMP_TRUST_RUN", "1")
+    content = bytearray(Path("run.ifcomp").read_bytes())
+    content[content.index(b"digit 3")] ^= 1
+    Path("run.ifcomp").write_bytes(content)
+    result = ifcomp("predict", "run.ifcomp", "valid.npz")
+    assert result.exit_code == 2
+    assert "SHA-256 digest differs" in " ".join(result.stderr.split())
 
 
 # Commands ------------------------------------------------------------------------------------------------------------

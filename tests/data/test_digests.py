@@ -67,6 +67,27 @@ def test_padding_depends_on_the_batch() -> None:
 
     assert padded([0, 1, 2, 3], [0, 1, 0, 2]).has_same_examples(padded([0, 3, 2, 1], [0, 1, 0, 2]))
     assert not padded([0, 1, 2, 3], [0, 1, 0, 2]).has_same_examples(padded([0, 1, 2, 3], [0, 1, 0, 1]))
+    assert padded([0, 1, 2, 3], [0] * 4).has_same_examples(padded([0, 3, 2, 1], [0] * 4))  # no sign of an order
+
+
+def test_several_shapes_in_the_same_order() -> None:
+    """If the labels show that the order is the same, so must be the inputs."""
+    parts = [torch.arange(float(width * 4)).view(4, width) for width in (2, 3)]
+    changed = [parts[0], parts[1] + (parts[1] == 7)]
+    given, other = (DataDigest.of(as_batches(zip(both, Y.split(4), strict=True))) for both in (parts, changed))
+    assert given.has_same_examples(given)
+    assert not given.has_same_examples(other)
+
+
+def test_names_and_plain_values_of_inputs() -> None:
+    """Two inputs that swap their names, and a number that the model receives, are other data."""
+
+    def named(**entries: object) -> DataDigest:
+        return DataDigest.of(as_batches([{**entries, "labels": Y}]))
+
+    assert not named(a=X, b=X + 1).has_same_examples(named(b=X, a=X + 1))
+    assert not named(a=X, scale=1.0).has_same_examples(named(a=X, scale=2.0))
+    assert named(a=X, scale=1.0, mode="x", mask=None).has_same_examples(named(a=X, scale=1.0, mode="x", mask=None))
 
 
 def test_inputs_without_a_batch_axis() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ifcomp import Checkpoint, IFComp
 from ifcomp.data.batches import as_batch
-from ifcomp.errors import FingerprintError
+from ifcomp.errors import FingerprintError, ModelError
 from ifcomp.layers.probe import check_probe, take_probe
 
 X, Y = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -37,7 +37,7 @@ def network(activation: Any = torch.relu) -> Network:
 def test_changed_code_is_noticed_when_a_fit_is_loaded(tmp_path: Path) -> None:
     IFComp(network()).fit(DATA).save(tmp_path / "run")
     IFComp.load(tmp_path / "run", network())
-    for changed in (torch.tanh, lambda x: 1.1 * torch.relu(x)):
+    for changed in (torch.tanh, lambda x: 1.001 * torch.relu(x), nn.LeakyReLU(0.01)):
         with pytest.raises(FingerprintError, match=r"The factors in .* belong to a model with other code.*fit again"):
             IFComp.load(tmp_path / "run", network(changed))
 
@@ -48,6 +48,22 @@ def test_changed_code_is_noticed_by_an_audit() -> None:
     model.activation = torch.tanh
     with pytest.raises(FingerprintError, match="The fitted factors belong to a model with other code"):
         ifc.audit(DATA)
+
+
+@pytest.mark.parametrize("change", [lambda model: model[0].hidden.weight.add_(1e-4), lambda model: model.train()(X)])
+def test_weights_that_change_during_a_fit_are_noticed(change: Any) -> None:
+    """Also statistics of normalisation, if the code of the data runs the model in train mode."""
+    model = nn.Sequential(network(), nn.BatchNorm1d(3)).eval()
+
+    class Data:
+        def __iter__(self) -> Any:
+            yield DATA[0]
+            with torch.no_grad():
+                change(model)
+            yield DATA[1]
+
+    with pytest.raises(ModelError, match="The weights changed during the fit: "):
+        IFComp(model).fit(Data())
 
 
 def test_changed_code_is_noticed_by_a_resumed_fit(kill: Kill, tmp_path: Path) -> None:
@@ -108,11 +124,13 @@ def test_inputs_of_every_kind() -> None:
     model = Mixed().eval()
     probe = take_probe(model, batch)
     check_probe(model, probe, "They")
-    model.scale = 1.001
-    check_probe(model, probe, "They")  # within the rounding of float32 on other devices
-    model.scale = 1.01
-    with pytest.raises(FingerprintError):
-        check_probe(model, probe, "They")
+    assert probe is not None
+    for scale, device in ((1.00001, "cpu"), (1.001, "cuda")):  # within the rounding of float32
+        model.scale = scale
+        check_probe(model, {**probe, "device": device}, "They")
+        model.scale = 10 * (scale - 1) + 1
+        with pytest.raises(FingerprintError):
+            check_probe(model, {**probe, "device": device}, "They")
 
 
 def test_models_that_cannot_run_on_artificial_inputs_are_not_checked() -> None:

@@ -29,9 +29,10 @@ from experiments import runs as training
 from experiments.reproduce import record as results
 from ifcomp import IFComp
 from ifcomp.cli.model import load_weights, read_weights
-from ifcomp.cli.record import ENTRY, SCHEMA, read_record
+from ifcomp.cli.record import SCHEMA, read_record
 from ifcomp.data.corrections import open_labels, read_decisions
 from ifcomp.data.sources import SourceOptions, open_source
+from ifcomp.data.sources.parquet import read_chunks
 from ifcomp.errors import (
     CheckpointError,
     DataError,
@@ -43,6 +44,7 @@ from ifcomp.errors import (
 )
 from ifcomp.integrations.kronfluence import factors_from_kronfluence
 from ifcomp.io.checkpoint_files import read_checkpoint
+from ifcomp.io.factor_files import ENTRY
 from ifcomp.io.tensor_files import write_tensors
 from ifcomp.memory import as_bytes
 from ifcomp.oracle.pairs import PairFile
@@ -209,7 +211,7 @@ def test_nested_records_are_refused(depth: int, tmp_path: Path) -> None:
     entries |= {"schema": str(SCHEMA), "digest": '"0"'}
     for options in ("{}", f'{{"mean": {"[" * depth}1{"]" * depth}}}'):
         text = ", ".join(f'"{name}": {value}' for name, value in (entries | {"options": options}).items())
-        path = written(tmp_path, "record", save({"a": torch.ones(2)}, {ENTRY: f"{{{text}}}"}))
+        path = written(tmp_path, "record", save({"a": torch.ones(2)}, {ENTRY: f'{{"record": {{{text}}}}}'}))
         if options == "{}":
             READERS["record"].read(path)
     refusal("record", path, "nested too deeply")
@@ -377,6 +379,27 @@ def test_few_long_lists_are_refused_before_they_are_decoded(tmp_path: Path) -> N
     refusal("parquet", path, "expand to")
 
 
+def test_labels_without_values_that_claim_a_shape_are_refused(tmp_path: Path) -> None:
+    """Such an array takes no memory, but cannot be converted to another type."""
+    arrays = {"x": hostile.npy((1, 2), content=bytes(2)), "y": hostile.npy((0, 2**62))}
+    refusal("npz", written(tmp_path, "npz", hostile.npz(**arrays)), "must be integers of shape")
+
+
+@pytest.mark.parametrize("kind", ["lists", "texts"])
+def test_chunks_of_long_rows_are_small(kind: str, tmp_path: Path) -> None:
+    """A hundred rows of 4 MB in a few kilobytes: few rows are decoded at a time, also when labels are corrected."""
+    path, length = tmp_path / "data.parquet", 2**22
+    lists = pa.ListArray.from_arrays([0, length // 4], pa.array(np.zeros(length // 4, np.float32)))
+    rows = pa.concat_arrays([lists if kind == "lists" else pa.array(["a" * length])] * 100)
+    pq.write_table(pa.table({"a": rows, "label": [0, 1] * 50}), path, compression="zstd")
+    del rows
+    assert path.stat().st_size < 10**5
+    with pq.ParquetFile(path) as file:
+        chunks = read_chunks(file, str(path))
+        with pytest.raises(ValueError, match="expand to"):
+            assert next(chunks).num_rows < 5
+
+
 def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     path, rows, length = tmp_path / "data.parquet", 800_000, 100
     values = pa.array(np.zeros(rows * length, np.float32))
@@ -384,6 +407,15 @@ def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     del values
     assert path.stat().st_size < 10**6
     refusal("parquet", path, "expand to")
+
+
+@pytest.mark.parametrize("target", ["1.png", "2.png"])
+def test_loops_of_links_are_refused_as_images(target: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").symlink_to(target)
+    (tmp_path / "a" / "2.png").symlink_to("1.png")
+    with pytest.raises(DataError, match="Cannot read"):
+        open_source(f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("reader", ["csv", "csv-labels", "decisions"])

@@ -47,9 +47,9 @@ def calibrate(
     from ifcomp.tasks.calibration import plot_reliability
 
     check_target(path)
-    if figure is not None:
-        check_target(figure, FIGURE_SUFFIXES)
     run = open_run(path, model)
+    if figure is not None:
+        check_target(figure, FIGURE_SUFFIXES, run.inputs(held_out, shifted))
     if run.is_training_data(held_out):
         raise SettingError(f"The model was trained on '{held_out}', where it is more accurate. Name held-out data.")
     sources = [run.open_data(spec, reading) for spec in (held_out, shifted) if spec is not None]

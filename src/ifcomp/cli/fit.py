@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from ifcomp.cli import options
-from ifcomp.cli.output import GATE, Outcome, check_target, paragraph, table
+from ifcomp.cli.output import GATE, RUN_SUFFIX, Outcome, check_target, paragraph, table
 
 if TYPE_CHECKING:
     from ifcomp import IFComp
@@ -28,7 +28,7 @@ def fit(
     data: options.FitData,
     reading: options.DataOptions,
     weights: options.Weights = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="File of the run.")] = "run.ifcomp",
+    out: Annotated[str, typer.Option(metavar="FILE", help=f"File of the run, {RUN_SUFFIX}.")] = "run.ifcomp",
     beta: Annotated[float, typer.Option(min=0, help="Inverse temperature; 1 leaves the model unchanged.")] = 1.0,
     fisher: Annotated[
         options.Fisher,
@@ -64,7 +64,7 @@ def fit(
     started = time.perf_counter()
     chosen_damping = options.parse_damping(damping, DEFAULT_DAMPING)
     reading_options = reading.parse()
-    check_target(out, inputs=(model, data, weights))
+    check_target(out, (RUN_SUFFIX,), (data, weights))
     with resumable(checkpoint_every, out) as checkpoint:
         source = open_source(data, reading_options)
         network, num_classes = load_checked_model(model, weights, device, source)

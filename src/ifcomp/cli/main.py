@@ -35,8 +35,8 @@ from ifcomp.cli import (
     score,
     selftest,
 )
-from ifcomp.cli.output import Outcome, error_json, print_message
-from ifcomp.errors import IfcompError
+from ifcomp.cli.output import Outcome, error_json, one_line, print_message
+from ifcomp.errors import DataError, IfcompError
 from ifcomp.progress import hide_progress
 
 #: Exit code for invalid arguments and for every `IfcompError`.
@@ -88,7 +88,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except IfcompError as error:
-            _report_error(ctx, error, "Error:", str(error), USAGE_ERROR)
+            message = one_line(str(error)) if isinstance(error, DataError) else str(error)  # names in data
+            _report_error(ctx, error, "Error:", message, USAGE_ERROR)
             raise typer.Exit(USAGE_ERROR) from error
         except KeyboardInterrupt as interrupt:
             _report_error(ctx, interrupt, "Stopped.", "Files are either complete or unchanged.", INTERRUPTED)
@@ -201,7 +202,7 @@ def _distributed() -> Iterator[bool]:
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print_message("Warning:", "bold yellow", str(message))
+    print_message("Warning:", "bold yellow", one_line(str(message)))
 
 
 # The app -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ifcomp.cli.output import one_line
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_label_form, check_labels
 from ifcomp.data.factories import call_factory
@@ -188,6 +189,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _listed(names: Iterable[Any]) -> str:
-    texts = list(map(str, names))
+    texts = [one_line(str(name)) for name in names]
     more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return ", ".join(texts[:MAX_LISTED]) + more

@@ -33,8 +33,14 @@ GATE = 3
 #: Exit code of a self-test with a wrong result.
 FAILED = 1
 
+#: Ending of the names of runs. A fit replaces no other files.
+RUN_SUFFIX = ".ifcomp"
+
 #: File formats of tables.
 TABLE_SUFFIXES = (".csv", ".parquet")
+
+#: File formats of figures that data in folders have too.
+IMAGE_SUFFIXES = (".png",)
 
 #: Largest width to which names of files and commands are padded.
 MAX_ALIGNED = 72
@@ -113,10 +119,13 @@ def print_message(title: str, style: str, message: str) -> None:
 
 
 def escape_control(text: str) -> str:
-    """Escape control, formatting and surrogate characters, which could steer the terminal or reverse the text."""
+    """Escape control, formatting and surrogate characters, which could steer the terminal or reverse the text.
+
+    Line feeds and tabs are kept, other line breaks are escaped.
+    """
     return "".join(
         character.encode("unicode_escape").decode()
-        if unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\n\t"
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t"
         else character
         for character in text
     )
@@ -144,7 +153,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int
             paragraph(name), justify="left" if position < left else "right", overflow="fold", min_width=width
         )
     for row in rows:
-        result.add_row(*(paragraph(str(cell)) for cell in row))
+        result.add_row(*(Text(one_line(str(cell))) for cell in row))
     return result
 
 
@@ -181,7 +190,7 @@ def check_target(path: str, suffixes: Sequence[str] = (), inputs: Iterable[str |
     Args:
         path: The file.
         suffixes: Suffixes that it may have; empty allows all.
-        inputs: Names of what the command reads: files, data and factories. None stands for an input that is not given.
+        inputs: Names of what the command reads: files and data. None stands for an input that is not given.
 
     Raises:
         SettingError: If the file has none of the suffixes, or is an input.
@@ -189,9 +198,9 @@ def check_target(path: str, suffixes: Sequence[str] = (), inputs: Iterable[str |
         MissingPackageError: If the file is a Parquet file and pyarrow is not installed.
     """
     target = Path(path)
+    check_kind(target)
     if suffixes and target.suffix not in suffixes:
         raise SettingError(f"The name of '{path}' must end in {' or '.join(suffixes)}.")
-    check_kind(target)
     for name in inputs:
         if name is not None and _is_same_file(path, name):
             raise SettingError(
@@ -207,13 +216,13 @@ def check_target(path: str, suffixes: Sequence[str] = (), inputs: Iterable[str |
 
 
 def _is_same_file(path: str, name: str) -> bool:
-    """Whether a file is the input of a name: a path, data such as ``npz:FILE``, or ``package.module:factory``."""
-    prefix, _, rest = name.partition(":")
-    files = (name, os.path.expanduser(rest), f"{prefix.replace('.', os.sep)}.py")
-    for file in files:
+    """Whether a file is an input: a path, or data such as ``npz:FILE``. Data in a folder are all files below it."""
+    for file in (name, os.path.expanduser(name.partition(":")[2])):
         with suppress(OSError, ValueError):
             if os.path.samefile(path, file):
                 return True
+            if os.path.isdir(file) and Path(path).suffix in IMAGE_SUFFIXES and os.path.exists(path):
+                return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(file))
     return False
 
 

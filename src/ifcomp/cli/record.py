@@ -18,14 +18,11 @@ from typing import Any
 from ifcomp.cli.keys import is_signed, sign
 from ifcomp.cli.output import one_line
 from ifcomp.errors import StorageError
-from ifcomp.io.metadata import read_entry, write_entry
-from ifcomp.io.untrusted import MAX_TEXT_BYTES, parse_json
+from ifcomp.io.factor_files import ENTRY
+from ifcomp.io.tensor_files import read_header
 
 #: Version of the format.
 SCHEMA = 2
-
-#: Name of the entry in the header of the run.
-ENTRY = "ifcomp-record"
 
 _FOLDER = re.compile(r"\.|\.\.(/\.\.)*")
 
@@ -66,6 +63,10 @@ class Record:
         """Return the record with the signature of this user."""
         return replace(self, signature=sign(self._content))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return {"schema": SCHEMA, **asdict(self)}
+
     @property
     def _content(self) -> bytes:
         return json.dumps(asdict(replace(self, signature="")), sort_keys=True).encode()
@@ -77,27 +78,21 @@ def folder_of_fit(run: str) -> str:
     return above if _FOLDER.fullmatch(above) else "."
 
 
-def write_record(run: str | os.PathLike[str], record: Record) -> None:
-    """Write a record, signed or not, into the file of a run. Atomic."""
-    write_entry(run, ENTRY, json.dumps({"schema": SCHEMA, **asdict(record)}))
-
-
 def read_record(run: str) -> Record | None:
     """Return the record of a run, or None if it has none.
+
+    The digest of the run covers the record, and is checked when the run is loaded.
 
     Raises:
         StorageError: If the run cannot be read, or the record is damaged.
     """
     try:
-        text = read_entry(run, ENTRY)
+        content = read_header(run, ENTRY).get("record")
     except (OSError, ValueError) as error:
         raise StorageError(f"Cannot read the run '{run}': {one_line(str(error))}.") from error
-    if text is None:
+    if content is None:
         return None
     try:
-        if len(text) > MAX_TEXT_BYTES:
-            raise ValueError("it is too large")
-        content = parse_json(text)
         schema = content.pop("schema")
         if schema != SCHEMA:
             raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")

@@ -17,7 +17,7 @@ from ifcomp import IFComp
 from ifcomp.cli.model import load_checked_model
 from ifcomp.cli.options import DataOptions, ModelOptions
 from ifcomp.cli.output import one_line
-from ifcomp.cli.record import Record, read_record, write_record
+from ifcomp.cli.record import Record, read_record
 from ifcomp.data.batches import as_batches
 from ifcomp.data.checks import check_labels
 from ifcomp.data.sources import KINDS as SOURCE_KINDS
@@ -25,9 +25,10 @@ from ifcomp.data.sources import PREFIXES, IndexedBatches, Source, SourceOptions,
 from ifcomp.distributed import process_info
 from ifcomp.errors import DataError, LabelError, SettingError, StorageError
 from ifcomp.io.checkpoints import Checkpoint
-from ifcomp.io.files import atomic_write, remove_scratch_files
+from ifcomp.io.files import remove_scratch_files
 from ifcomp.layers.forward import run_model
 from ifcomp.progress import track
+from ifcomp.storage import save_state
 from ifcomp.tasks.calibration import ReliabilityCurve, calibration_summary, reliability_curve
 
 
@@ -131,8 +132,7 @@ class Run:
 
     def inputs(self, *names: str | None) -> tuple[str | None, ...]:
         """Return the names of all files that a command reads: those of the run, and further ones."""
-        factory = self.options.model or (None if self.record is None else self.record.model)
-        return (self.path, self.weights, self.training_data, factory, *names)
+        return (self.path, self.weights, self.training_data, *names)
 
     def is_training_data(self, spec: str | None) -> bool:
         """Return whether the name is that of the training data; None is."""
@@ -300,10 +300,7 @@ def predict_source(
 
 def write_run(path: str, ifc: IFComp, record: Record | None) -> None:
     """Write a fit and its record to one file. Atomic."""
-    with atomic_write(path) as scratch:
-        ifc.save(scratch)
-        if record is not None and process_info().rank == 0:
-            write_record(scratch, record)
+    save_state(path, ifc, None if record is None else record.to_json())
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ class DataDigest:
     """
 
     def __init__(self) -> None:
-        self._in_order, self._sizes = hashlib.sha256(), hashlib.sha256()
+        self._in_order, self._labels_in_order, self._sizes = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
         self.count = self._examples = self._labels = 0
-        self._shapes: set[str] = set()
+        self._forms: set[str] = set()
+        self._classes: set[bytes] = set()
 
     @classmethod
     def of(cls, batches: Iterable[Batch]) -> Self:
@@ -34,18 +35,22 @@ class DataDigest:
 
     def add(self, batch: Batch) -> None:
         """Add the examples of a batch."""
-        axes = batch.batched().values()
-        inputs = [_rows(value, batch.size, is_batched) for value, is_batched in zip(batch.tensors(), axes, strict=True)]
-        labels = (
-            [] if batch.labels is None else [_rows(batch.labels, batch.size, batch.labels.shape[:1] == (batch.size,))]
-        )
-        self._shapes.add(str([form for form, _ in inputs]))
+        inputs = [
+            _rows(name, value, batch.size, is_batched)
+            for value, (name, is_batched) in zip(batch.tensors(), batch.batched().items(), strict=True)
+        ]
+        inputs.append((str(_constants(batch)), [b""] * batch.size))
+        given = batch.labels
+        labels = [] if given is None else [_rows("labels", given, batch.size, given.shape[:1] == (batch.size,))]
+        self._forms.add(str([form for form, _ in inputs]))
         for place in range(batch.size):
             label = _digest(labels, place)
             example = hashlib.sha256(_digest(inputs, place) + label).digest()
             self._in_order.update(example)
+            self._labels_in_order.update(label)
             self._examples += int.from_bytes(example)
             self._labels += int.from_bytes(label)
+            self._classes.add(label)
         self.count += batch.size
         self._sizes.update(f"{batch.size} ".encode())
 
@@ -62,22 +67,35 @@ class DataDigest:
     def has_same_examples(self, other: DataDigest) -> bool:
         """Whether the examples are the same, in any order.
 
-        Examples of several shapes are compared by their labels only, because padding depends on the rest of a batch.
+        Padding depends on the rest of a batch. So examples of several shapes are compared by their labels only, unless
+        the labels show that the order is the same.
         """
-        if len(self._shapes) > 1:
-            return (self.count, self._labels) == (other.count, other._labels)
-        return (self.count, self._examples) == (other.count, other._examples)
+        if self.in_batches == other.in_batches:
+            return True
+        if len(self._forms) == 1:
+            return (self.count, self._examples) == (other.count, other._examples)
+        return (self.count, self._labels) == (other.count, other._labels) and not self._has_order_of(other)
+
+    def _has_order_of(self, other: DataDigest) -> bool:
+        """Whether the labels show that the examples are in the same order and in the same batches."""
+        orders = [(part._labels_in_order.digest(), part._sizes.digest()) for part in (self, other)]
+        return len(self._classes) > 1 and orders[0] == orders[1]
 
 
-def _rows(value: Tensor, size: int, is_batched: bool) -> tuple[str, list[memoryview]]:
-    """Return dtype and shape of one example, and the bytes of each example. All share a tensor without a batch axis."""
+def _constants(batch: Batch) -> list[tuple[str, Any]]:
+    """Return the keyword inputs of a batch that are plain values."""
+    return [item for item in batch.kwargs.items() if item[1] is None or isinstance(item[1], bool | int | float | str)]
+
+
+def _rows(name: str, value: Tensor, size: int, is_batched: bool) -> tuple[str, list[Any]]:
+    """Return the form of one example, and the bytes of each example. All share a tensor without a batch axis."""
     value = value.detach().to_dense().cpu().contiguous()
     rows = value if is_batched else value.unsqueeze(0)
     flat = rows.reshape(len(rows), rows[0].numel()).view(torch.uint8).numpy()
-    return f"{rows.dtype} {list(rows.shape[1:])} ", [row.data for row in flat] * (1 if is_batched else size)
+    return f"{name} {rows.dtype} {list(rows.shape[1:])} ", [row.data for row in flat] * (1 if is_batched else size)
 
 
-def _digest(rows: list[tuple[str, list[memoryview]]], place: int) -> bytes:
+def _digest(rows: list[tuple[str, list[Any]]], place: int) -> bytes:
     digest = hashlib.sha256()
     for form, contents in rows:
         digest.update(form.encode())

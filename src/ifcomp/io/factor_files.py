@@ -17,7 +17,8 @@ from ifcomp.errors import SettingError, StorageError
 from ifcomp.io.tensor_files import read_tensors, write_tensors
 
 SCHEMA = 2
-_ENTRY = "ifcomp"
+#: Name of the entry in the header that contains the JSON.
+ENTRY = "ifcomp"
 #: Tensor of the reference set. Names of other tensors contain a slash.
 _REFERENCE = "reference"
 _TENSOR_NAMES = ("second_moments", "basis.inputs", "basis.outputs")
@@ -39,6 +40,7 @@ class SavedFactors:
         options: Settings of the predictor.
         version: Version of the library that wrote the file.
         results: Plain data of results that belong to the fit, by name.
+        record: Where the fit comes from, as plain data; None if it is not known. `load` leaves it out.
     """
 
     factors: Factors
@@ -46,6 +48,7 @@ class SavedFactors:
     options: Mapping[str, Any]
     version: str
     results: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] | None = None
 
 
 def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
@@ -73,7 +76,9 @@ def save(path: str | os.PathLike[str], saved: SavedFactors) -> None:
         metadata["training_accuracy"] = saved.factors.training_accuracy
     if saved.results:
         metadata["results"] = dict(saved.results)
-    write_tensors(path, tensors, _ENTRY, metadata)
+    if saved.record is not None:
+        metadata["record"] = dict(saved.record)
+    write_tensors(path, tensors, ENTRY, metadata)
 
 
 def load(path: str | os.PathLike[str]) -> SavedFactors:
@@ -84,7 +89,7 @@ def load(path: str | os.PathLike[str]) -> SavedFactors:
     """
     source = Path(path)
     try:
-        tensors, metadata = read_tensors(source, _ENTRY)
+        tensors, metadata = read_tensors(source, ENTRY)
     except FileNotFoundError as error:
         raise StorageError(f"Cannot read factors from '{source}': there is no such file.") from error
     except KeyError as error:

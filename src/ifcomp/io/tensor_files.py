@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ifcomp.io.files import atomic_write
 from ifcomp.io.fingerprints import digest_tensors
-from ifcomp.io.untrusted import parse_json, read_safetensors
+from ifcomp.io.untrusted import MAX_TEXT_BYTES, parse_json, read_safetensors, regular_file
 
 #: Name of the digest in the JSON. Safetensors writes several entries of its header in random order.
 _DIGEST = "sha256"
@@ -63,6 +63,26 @@ def read_tensors(path: str | os.PathLike[str], entry: str) -> tuple[dict[str, Te
     if content[_DIGEST] != _digest(tensors, content):
         raise ValueError("it was damaged or changed after it was written: its SHA-256 digest differs; fit again")
     return tensors, content
+
+
+def read_header(path: str | os.PathLike[str], entry: str) -> dict[str, Any]:
+    """Return the JSON of a file without its tensors and without a check of the digest; empty if there is none.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is not a safetensors file, or the JSON is damaged.
+    """
+    file = regular_file(path)
+    file.open("rb").close()  # raises an error with the reason, unlike safetensors
+    try:
+        with safe_open(file, framework="pt") as opened:
+            text = (opened.metadata() or {}).get(entry, "{}")
+    except SafetensorError as error:
+        raise ValueError(f"it is truncated or not a safetensors file ({error})") from error
+    content = parse_json(text) if len(text) <= MAX_TEXT_BYTES else None
+    if not isinstance(content, dict):
+        raise ValueError("its header is not a JSON object, or too large")
+    return content
 
 
 def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def check_inside(move: Move, folder: Path) -> None:
     """Raise DataError if a file is a link, or a link leads its new path out of the folder."""
     if move.source.is_symlink():
         raise DataError(f"'{move.source}' is a link, which may not work in another folder. Replace it by its file.")
-    if not move.target.parent.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(move.target.parent)).is_relative_to(os.path.realpath(folder)):
         raise DataError(f"A link leads '{move.target}' out of '{folder}'. Remove the link.")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ifcomp.data.corrections.base import Corrections, LabelledFile, kept_rows
 from ifcomp.data.sources.base import SourceRequest
 from ifcomp.data.sources.columns import choose_label
-from ifcomp.data.sources.parquet import check_label_type, read_columns, read_labels
+from ifcomp.data.sources.parquet import check_label_type, read_chunks, read_columns, read_labels
 from ifcomp.errors import DataError, EmptyDataError, IfcompError
 from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
@@ -22,8 +22,7 @@ with requires_package("pyarrow", "parquet"):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-#: Rows that are read at a time, and bytes that are collected before they are written as one row group.
-_ROWS_PER_READ = 4096
+#: Bytes that are collected before they are written as one row group.
 _GROUP_BYTES = 2**26
 
 #: Bytes per row that corrections take in memory, for the size check before a table is read.
@@ -66,12 +65,11 @@ def _corrected(
     corrections: Corrections,
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows that are left, with their new labels."""
-    rows, start, bytes_read = file.metadata.num_rows, 0, 0
+    rows, start = file.metadata.num_rows, 0
     kept, labels = kept_rows(rows, corrections), np.full(rows, -1, np.int64)
     labels[list(corrections.labels)] = list(corrections.labels.values())
-    for batch in file.iter_batches(_ROWS_PER_READ):
-        stop, bytes_read = start + batch.num_rows, bytes_read + batch.nbytes
-        check_decompressed_size(path, bytes_read * max(rows, stop) // max(1, stop))
+    for batch in read_chunks(file, path):
+        stop = start + batch.num_rows
         new = labels[start:stop]
         if label_column is not None and (new >= 0).any():
             place = batch.schema.get_field_index(label_column)

@@ -89,7 +89,7 @@ def check_folder(path: str) -> Path:
 
 def find_images(root: Path) -> list[str]:
     """Return the sorted paths of the images relative to the folder. Hidden files and folders are skipped."""
-    resolved_root = root.resolve()
+    resolved_root = os.path.realpath(root)
     paths = []
     for parent, folders, files in os.walk(root, onerror=_raise_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -100,7 +100,7 @@ def find_images(root: Path) -> list[str]:
             file = Path(parent) / name
             if name.startswith(".") or file.suffix.lower() not in SUFFIXES:
                 continue
-            if file.is_symlink() and not file.resolve().is_relative_to(resolved_root):
+            if file.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(resolved_root):
                 raise DataError(f"'{file}' is a link that leads out of '{root}'. Copy the image into the folder.")
             paths.append(file.relative_to(root).as_posix())
     if not paths:

@@ -17,6 +17,10 @@ from ifcomp.errors import DataError, EmptyDataError, LabelError
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
 
 _ARRAYS = ("x", "y", "classes")
+
+#: Largest number of labels of a wrong kind that a message describes.
+_MAX_DESCRIBED = 10**6
+
 _HOW_TO_WRITE = "Write it with numpy.savez(file, x=inputs, y=labels)."
 
 
@@ -49,6 +53,8 @@ def open_npz(request: SourceRequest) -> Source:
 
 def _describe(y: NDArray[Any]) -> str:
     is_target = y.dtype.kind in "fb" or (y.dtype.kind in "iu" and y.ndim > 1)
+    if not 0 < y.size <= _MAX_DESCRIBED:
+        return "."
     return describe_targets(torch.from_numpy(y.astype(np.float64))) if is_target else "."
 
 

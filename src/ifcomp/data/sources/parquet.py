@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,8 @@ with requires_package("pyarrow", "parquet"):
 #: Bytes per value, for the size check before a table is read.
 _BYTES_PER_VALUE = 8
 
-#: Rows that are read between two size checks. A row of a list column can have many values.
-_ROWS_PER_READ, _LISTS_PER_READ = 4096, 64
+#: Largest number of rows that are read between two size checks, and of their bytes, judged by the first row.
+_ROWS_PER_READ, _LISTS_PER_READ, _BYTES_PER_READ = 4096, 64, 2**24
 
 
 def open_parquet(request: SourceRequest) -> Source:
@@ -84,25 +84,38 @@ def _label_type_error(name: str, path: str, dtype: pa.DataType) -> LabelError:
 
 
 def read_columns(file: pq.ParquetFile, path: str, names: list[str]) -> pa.Table:
-    """Read columns in chunks, and check after each chunk that the whole table fits in memory.
-
-    The metadata of the columns is not used: pyarrow aborts the process if it is damaged.
-    """
+    """Read columns that have no empty cells."""
     rows = file.metadata.num_rows
     if rows < 1:
         raise EmptyDataError(f"'{path}' has no rows.")
     check_decompressed_size(path, rows * len(names) * _BYTES_PER_VALUE)
-    chunks, rows_read, bytes_read = [], 0, 0
-    has_lists = any(_is_list(field.type) for field in file.schema_arrow)
-    for chunk in file.iter_batches(_LISTS_PER_READ if has_lists else _ROWS_PER_READ, columns=names):
-        chunks.append(chunk)
-        rows_read, bytes_read = rows_read + chunk.num_rows, bytes_read + chunk.nbytes
-        check_decompressed_size(path, bytes_read * max(rows, rows_read) // max(1, rows_read))
-    table = pa.Table.from_batches(chunks).select(names).unify_dictionaries()
+    table = pa.Table.from_batches(read_chunks(file, path, names)).select(names).unify_dictionaries()
     empty = [name for name in names if table.column(name).null_count]
     if empty:
         raise DataError(f"Column {quote(empty)} of '{path}' has empty cells. Fill them, or leave these rows out.")
     return table
+
+
+def read_chunks(file: pq.ParquetFile, path: str, names: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Read columns in chunks, and check after each chunk that the whole table fits in memory. None reads all columns.
+
+    The metadata of the columns is not used: pyarrow aborts the process if it is damaged.
+    """
+    rows, rows_read, bytes_read = file.metadata.num_rows, 0, 0
+    for chunk in file.iter_batches(_rows_per_read(file, names), columns=names):
+        rows_read, bytes_read = rows_read + chunk.num_rows, bytes_read + chunk.nbytes
+        check_decompressed_size(path, bytes_read * max(rows, rows_read) // max(1, rows_read))
+        yield chunk
+
+
+def _rows_per_read(file: pq.ParquetFile, names: list[str] | None) -> int:
+    """Return the rows of a chunk. The first row is read alone if rows may be long."""
+    types = [field.type for field in file.schema_arrow if names is None or field.name in names]
+    if all(_is_numeric(kind) or pa.types.is_dictionary(kind) for kind in types):  # a dictionary has each text once
+        return _ROWS_PER_READ
+    first = next(file.iter_batches(1, columns=names), None)
+    largest = _LISTS_PER_READ if any(map(_is_list, types)) else _ROWS_PER_READ
+    return max(1, min(largest, _BYTES_PER_READ // max(1, 0 if first is None else first.nbytes)))
 
 
 def read_labels(
