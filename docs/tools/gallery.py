@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from ifcomp.report import Preview
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 GALLERY = ASSETS / "gallery"
+#: Position of the suspect in the picture of the README.
+PICTURED = 1
 TREC = ("description", "entity", "abbreviation", "human", "number", "location")
 
 
@@ -41,9 +44,9 @@ def images() -> None:
     audit = ifc.audit(train).with_names(data.class_names, [f"image {index}" for index in chosen.tolist()])
     held = list(zip(normalise(held_out.images).split(200), held_out.labels.split(200), strict=True))
     gate, calibration = ifc.ood_detector(held), ifc.calibrate(held)
-    pictures = data.images[chosen].numpy()
 
-    def previews(indices: Sequence[int]) -> list[Preview]:  # larger pictures are stored as WebP, in fewer bytes
+    def previews(pictures: np.ndarray, indices: Sequence[int]) -> list[Preview]:
+        """Larger pictures are stored as WebP, in fewer bytes."""
         return [Preview("image", Image.fromarray(pictures[index]).resize((64, 64))) for index in indices]
 
     ifc.report(
@@ -52,7 +55,8 @@ def images() -> None:
         audit=audit,
         ood=gate.table([normalise(new.images)]),
         calibration=calibration,
-        previews=previews,
+        previews=partial(previews, data.images[chosen].numpy()),
+        ood_previews=partial(previews, new.images.numpy()),
     )
 
 
@@ -124,7 +128,7 @@ def picture() -> None:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=options)
         page = browser.new_page(viewport={"width": 1180, "height": 720})
         page.goto((GALLERY / "images.html").as_uri())
-        page.locator(".more").nth(1).click()
+        page.locator("button.why").nth(PICTURED).click()
         page.wait_for_timeout(500)
         page.screenshot(path=ASSETS / "report.png")
         browser.close()

@@ -173,7 +173,10 @@ def _nearest_examples(
     audit: LabelAudit, suspects: Sequence[int], show: ShowExamples | None
 ) -> dict[int, tuple[LayerNeighbours, ...]]:
     """Return the nearest examples of each suspect in the layers of largest weight."""
-    tables = {suspect: audit.neighbours(suspect).head(MAX_LAYERS) for suspect in suspects}
+    tables = {
+        suspect: audit.neighbours(suspect).head(MAX_LAYERS).sort_index(ascending=False)  # the deepest layer first
+        for suspect in suspects
+    }
     near = {index for rows in tables.values() for indices in rows["neighbours"] for index in indices[:MAX_NEIGHBOURS]}
     previews: Mapping[int, Preview] = _shown(show, sorted(near))
 
