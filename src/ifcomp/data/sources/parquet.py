@@ -110,7 +110,8 @@ def read_chunks(file: pq.ParquetFile, path: str, names: list[str] | None = None)
 
 def _rows_per_read(file: pq.ParquetFile, names: list[str] | None) -> int:
     """Return the rows of a chunk. The first row is read alone if rows may be long."""
-    types = [field.type for field in file.schema_arrow if names is None or field.name in names]
+    chosen = None if names is None else set(names)
+    types = [field.type for field in file.schema_arrow if chosen is None or field.name in chosen]
     if all(_is_numeric(kind) or pa.types.is_dictionary(kind) for kind in types):  # a dictionary has each text once
         return _ROWS_PER_READ
     first = next(file.iter_batches(1, columns=names), None)
