@@ -81,7 +81,7 @@ def slow_weights(
     ],
 )
 def test_weights_equal_the_definition(untrained: int, start: list[float], priors: list[float]) -> None:
-    """Members are divided by the class frequencies of the given labels, or of the reference that they were fitted on."""
+    """Members are divided by the class frequencies of the labels that they were fitted on."""
     truth, labels = noisy_labels(80, 0.25)
     arrays = [distribution(mistaken(truth, 0.8, seed), 1.5, seed) for seed in range(3)]
     arrays += [distribution(mistaken(labels, 0.7, 5), 1.0, 5), distribution(labels, 4.0, 6)]
