@@ -24,8 +24,8 @@ MAX_ROW_LINES = 2**16
 DELIMITERS = (",", ";", "\t")
 
 BYTE_ORDER_MARK = "\ufeff"
-#: Where a text can start a formula in a spreadsheet, also in full-width characters: at its start, and after a
-#: semicolon, which separates cells in many countries. Plain numbers are exempt.
+#: Start of a formula in a spreadsheet, also in full-width characters: at the start of a text, and after a semicolon,
+#: which separates cells in many countries. Plain numbers are exempt.
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
