@@ -240,6 +240,12 @@ def flipped(batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
     return [(x.flip(0), y.flip(0)) for x, y in batches]
 
 
+def nudged(batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """One value is different; the logits hardly change."""
+    (x, y), *others = batches
+    return [(x + 1e-5 * (torch.arange(len(x)) == 7).unsqueeze(1), y), *others]
+
+
 BAD_DATA = {
     "few": (held_out(500, 539), DataError, "at least 40 held-out examples, but got 39"),
     "none": ([], DataError, "but got 0"),
@@ -252,6 +258,12 @@ BAD_DATA = {
     "shuffled": (DataLoader(TensorDataset(*new_data()), 64, shuffle=True), DataError, "A calibration reads"),
     "length": (Changing(*[held_out()] * 4, held_out()[:-1]), LengthChangedError, "600 examples .* but 512"),
     "order": (Changing(*[held_out()] * 4, flipped(held_out())), DataError, "differ between two passes"),
+    "one example": (Changing(*[held_out()] * 4, nudged(held_out())), DataError, "held-out data differ between"),
+    "one label": (
+        Changing(*[held_out()] * 4, [(x, (y + (x.sum(1) == x.sum(1).max())) % 10) for x, y in held_out()]),
+        DataError,
+        "inputs or labels of the held-out data differ",
+    ),
 }
 
 

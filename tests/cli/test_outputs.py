@@ -66,6 +66,10 @@ def test_tables_do_not_replace_inputs(run: Project) -> None:
     os.link("run.ifcomp", "run.csv")
     for table in ("data.csv", "net.csv", "run.csv"):
         refused_unchanged(table, "score", "run.ifcomp", "--out", table)
+    os.link("net.safetensors", "net.html")
+    for command in ("audit", "report"):
+        option = "--out" if command == "report" else "--report"
+        refused_unchanged("net.html", command, "run.ifcomp", option, "net.html")
 
 
 def make_dangling(path: Path) -> None:
