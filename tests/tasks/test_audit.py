@@ -274,7 +274,7 @@ def test_few_carrying_members_are_a_warning() -> None:
     contrary = distributions((truth + 2) % 4, 4, 7, confidence=9.0)
     members += [Member("b", "votes", contrary), Member(MODEL, MODEL, np.eye(4)[labels])]
     evidence = Evidence(labels, members, {}, labels, True)
-    with pytest.warns(IfcompWarning, match=r"Only 2 of 4 predictors carry the audit: a \(votes\), a \(readout\)\."):
+    with pytest.warns(IfcompWarning, match=r"The audit relies on only 2 of 4 predictors: a \(votes\), a \(readout\)\."):
         audit_evidence(evidence, {})
 
 

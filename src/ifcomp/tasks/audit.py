@@ -128,8 +128,8 @@ class LabelAudit(TableResult):
             )
         if self._is_input_uninformative:
             sentences.append(
-                "The input alone predicts the labels no better than the class frequencies, so the audit cannot tell "
-                "learnt labels from memorised ones: give reference= with labels that you trust."
+                "The input alone predicts the labels no better than the class frequencies, so the audit cannot "
+                "distinguish learnt labels from memorised ones: give reference= with labels that you trust."
             )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
@@ -326,8 +326,9 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
     if len(carrying) < _MIN_CARRYING:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
-            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. The others have a weight below "
-            f"{_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you trust.",
+            f"The audit relies on only {len(carrying)} of {len(table)} predictors: {names}. The others have a weight "
+            f"below {_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you "
+            "trust.",
             IfcompWarning,
             stacklevel=5,
         )
