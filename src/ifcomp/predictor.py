@@ -92,8 +92,10 @@ DEFAULT_DAMPING = Relative(0.1)
 
 
 class IFComp(FittedState):
-    """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
+    """Audit of a trained classifier: wrong labels, OOD inputs, calibrated predictions, pruning and explanations.
 
+    `audit` needs the model only. Scores, detectors, calibration, pruning and explanations need the curvature of the
+    training loss, which `fit` estimates.
     Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64: on
     the model's device if the model is in float64, otherwise on the CPU, because a device may lack float64.
 
@@ -557,7 +559,9 @@ class IFComp(FittedState):
             columns = score_columns(evaluation, shard, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         if checkpoint is not None and not np.array_equal(frame["index"], np.arange(len(frame))):
-            raise CheckpointError(f"'{checkpoint.path}' has other rows than it says. Delete it to start again.")
+            raise CheckpointError(
+                f"'{checkpoint.path}' does not contain the rows of all examples in order. Delete it to start again."
+            )
         settings = {
             **asdict(options),
             "model": short_digest(self._fingerprint),

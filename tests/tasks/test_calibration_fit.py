@@ -198,6 +198,14 @@ def test_halves_are_disjoint_and_depend_on_the_seed(count: int) -> None:
     assert not np.array_equal(one, split_halves(count, 1)[0])
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_halves_are_independent_of_a_permutation_with_the_same_seed(seed: int) -> None:
+    """Examples that the user chooses with this seed, for instance to corrupt them, are in both halves."""
+    chosen = np.random.default_rng(seed).permutation(1000)[:300]
+    for half in split_halves(1000, seed):
+        assert 0.4 < np.isin(chosen, half).mean() < 0.6
+
+
 def test_sets_use_the_chosen_distribution_of_the_conformal_half() -> None:
     calibration = result()
     data = held_out().select(split_halves(400, 3)[1])

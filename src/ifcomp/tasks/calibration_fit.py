@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from ifcomp.errors import DataError
+from ifcomp.evidence.seeds import seeded_order
 from ifcomp.tasks.calibration import calibration_summary, reliability_curve
 from ifcomp.tasks.calibration_result import CALIBRATED, COLUMNS, SOFTMAX, TEMPERATURE, Calibration
 from ifcomp.tasks.prediction_sets import fit_set_rule
@@ -59,13 +60,14 @@ class HeldOut:
 def split_halves(count: int, seed: int) -> tuple[Integers, Integers]:
     """Positions of the tuning half and of the conformal half, both increasing.
 
-    The split is random and ignores the labels: conformal examples then stay exchangeable with new ones.
+    The split is random and ignores the labels: conformal examples then stay exchangeable with new ones. It does not
+    coincide with a permutation that the user draws with the same seed.
 
     Args:
         count: Number of held-out examples.
         seed: Seed of the split.
     """
-    order = np.random.default_rng(seed % 2**64).permutation(count)
+    order = seeded_order(count, count, seed).numpy()
     return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
 
 
