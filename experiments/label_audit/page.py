@@ -295,7 +295,7 @@ def draw(folder: Path, path: Path) -> bool:
     titles = {"memorised_wrong": "wrong labels memorised"}
     figure, axes = plt.subplots(1, len(files), figsize=(6.5 * len(files), 3.4), squeeze=False, layout="constrained")
     for axis, file in zip(axes[0], files, strict=True):
-        rows = json.loads(file.read_text())
+        task, rows = file.stem.removeprefix("epochs_"), json.loads(file.read_text())
         for name, color in lines.items():
             points = [(int(epoch), 100 * row[name]) for epoch, row in rows.items() if row.get(name) is not None]
             shape = ":" if name == "memorised_wrong" else "-"
@@ -303,7 +303,7 @@ def draw(folder: Path, path: Path) -> bool:
                 *zip(*points, strict=True), color=color, linestyle=shape, linewidth=2.5, label=titles.get(name, name)
             )
         axis.set(xlabel="epoch of the training", ylabel="AUROC or share, %", ylim=(0, 103), xlim=(0, 101))
-        axis.set_title(f"Finding wrong labels: {TITLES[file.stem.removeprefix('epochs_')]}", loc="left")
+        axis.set_title(f"Finding wrong labels: {TITLES.get(task, task)}", loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=130)
