@@ -294,6 +294,16 @@ def test_estimates_scatter_around_the_exact_sum_by_their_error() -> None:
     assert float(outside.double().mean()) < 0.08  # 0.25 for labels that are drawn uniformly
 
 
+def test_errors_are_in_nats() -> None:
+    """The error of log(S) is that of S over S, which differs for inputs with many plausible labels."""
+    ifc, x = trained()
+    exact = ifc.bounded_complexity(20 * x, exact=True)
+    values, errors = over_seeds(ifc, 20 * x, 60)
+    ratio = (errors.square().mean(0) / values.var(0))[exact > math.log(2)]
+    assert len(ratio) > 20
+    assert 0.8 < float(ratio.median()) < 1.25
+
+
 def test_the_control_variate_reduces_the_error() -> None:
     """Without it, the error is that of the hindsight probabilities themselves."""
     ifc, x = trained()
