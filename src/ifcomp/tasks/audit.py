@@ -53,6 +53,11 @@ _LESS_THAN_LAYERS = -0.2
 #: Noise rate above which the headline mentions that hard classes may be the reason.
 _LARGE_NOISE_RATE = 0.2
 
+#: Noise rate below which, and accuracy of the model above which, the headline mentions labels that every layer has
+#: memorised. Nearly clean labels look the same.
+_SMALL_NOISE_RATE = 0.01
+_MOSTLY_PREDICTED = 0.95
+
 #: Number of contradicted labels that are no suspects, relative to the suspects, above which the headline mentions them.
 _FURTHER = 0.5
 
@@ -129,7 +134,7 @@ class LabelAudit(TableResult):
         if self._is_input_uninformative:
             sentences.append(
                 "The input alone predicts the labels no better than the class frequencies, so the audit cannot tell "
-                "learnt labels from memorised ones: give reference= with labels that you trust."
+                "learnt labels from memorised ones: give a reference with labels that you trust."
             )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
@@ -147,10 +152,11 @@ class LabelAudit(TableResult):
                 f"The layers contradict {further:,} more labels, with smaller scores: hard examples, or further wrong "
                 "labels."
             )
-        if not count:
+        if not count or (self.noise_rate < _SMALL_NOISE_RATE and self._model_accuracy > _MOSTLY_PREDICTED):
+            which = "labels beyond the suspects" if count else "labels anyway"
             sentences.append(
-                "An audit does not find wrong labels that every layer has memorised: inspect the most suspicious "
-                "labels anyway, or give reference= with labels that you trust."
+                "An audit does not find wrong labels that every layer has memorised, and the noise rate does not count "
+                f"them: inspect the most suspicious {which}, or give a reference with labels that you trust."
             )
         return " ".join(sentences)
 
@@ -327,7 +333,7 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
             f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. The others have a weight below "
-            f"{_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you trust.",
+            f"{_CARRYING} (see audit.weights). Review the suspects, or give a reference with labels that you trust.",
             IfcompWarning,
             stacklevel=5,
         )
