@@ -51,7 +51,7 @@ _MOSTLY_CONTRADICTED = 0.5
 _LESS_THAN_LAYERS = -0.2
 
 #: Noise rate above which the headline mentions that hard classes may be the reason.
-_LARGE_NOISE_RATE = 0.2
+LARGE_NOISE_RATE = 0.2
 
 #: Noise rate below which, and accuracy of the model above which, the headline mentions labels that every layer has
 #: memorised. Nearly clean labels look the same.
@@ -140,7 +140,7 @@ class LabelAudit(TableResult):
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
         )
-        if self.noise_rate > _LARGE_NOISE_RATE:
+        if self.noise_rate > LARGE_NOISE_RATE:
             sentences.append(
                 f"The layers predict {1 - self._contradicted:.0%} of the labels. If the classes are hard to "
                 "distinguish, the noise rate is too high and many suspects are correct labels: inspect the most "
