@@ -135,7 +135,9 @@ def test_answers_of_every_part() -> None:
         "Model": "75% of these labels predicted",
     }
     sentences = {name: answer.sentence for name, answer in found.items()}
-    assert "Suspects among 200 labels. The estimated noise rate is 4%." in sentences["Wrong labels"]
+    assert "Suspects among 200 labels. The estimated noise rate is 4.0%." in sentences["Wrong labels"]
+    unsure = _answers(audit=replace(audit, noise_rate=0.25))["Wrong labels"].sentence
+    assert "The estimated noise rate is 25.0%, too high if the classes are hard to distinguish. Hard ex" in unsure
     assert "2 of 3 inputs are above the threshold. So are 25% of the held-out inputs" in sentences["Unfamiliar inputs"]
     assert "about 1 of 3 familiar inputs would be flagged too" in sentences["Unfamiliar inputs"]
     assert "mean confidence of 100 examples. Calibration: error falls from 0.094 to 0.068" in sentences["Confidence"]

@@ -221,6 +221,23 @@ def test_the_headline_without_suspects_mentions_memorised_labels() -> None:
     assert "does not find wrong labels that every layer has memorised" in audit.headline
 
 
+@pytest.mark.parametrize(
+    ("noise_rate", "accuracy", "is_named"), [(0.003, 1, True), (0.02, 1, False), (0.003, 0.5, False)]
+)
+def test_the_headline_of_a_small_noise_rate_mentions_memorised_labels(
+    noise_rate: float, accuracy: float, is_named: bool
+) -> None:
+    labels, truth = noisy()
+    model = np.where(np.arange(len(labels)) < accuracy * len(labels), labels, (labels + 1) % 4)
+    audit = replace(audit_of(labels, truth, model=model), noise_rate=noise_rate)
+    expected = (
+        "An audit does not find wrong labels that every layer has memorised, and the noise rate does not count them: "
+        "inspect the most suspicious labels beyond the suspects, or give reference= with labels that you trust."
+    )
+    assert len(audit.suspects) > 0
+    assert (expected in audit.headline) == is_named
+
+
 def test_the_headline_of_contradicted_labels_advises_to_check_the_order_of_the_classes() -> None:
     labels, truth = noisy()
     audit = audit_of((labels + 1) % 4, truth)

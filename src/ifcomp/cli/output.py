@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -158,10 +159,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int
 
 
 def _fit_width(shown: Table, console: Console) -> None:
-    """Allow narrower columns if the table would be cut off."""
-    if console.measure(shown).minimum > console.width:
-        for column in shown.columns:
-            column.min_width = None
+    """Set the widths of the columns if the table is wider than the terminal.
+
+    Cells of the columns that are aligned to the left are broken, widest first. If the terminal is narrower than that,
+    words of the column names and numbers are broken, too.
+    """
+    columns = shown.columns
+    available = console.width - 3 * len(columns) + 1  # a cell has a space on both sides, columns have one between
+    cells = [max((cell_len(str(cell)) for cell in column.cells), default=0) for column in columns]
+    if sum(max(width, cell_len(str(column.header))) for width, column in zip(cells, columns, strict=True)) <= available:
+        return
+    least = [column.min_width or 0 for column in columns]
+    widths = [max(pair) for pair in zip(cells, least, strict=True)]
+    while sum(widths) > available:
+        broken = [
+            place for place, column in enumerate(columns) if column.justify == "left" and widths[place] > least[place]
+        ]
+        if not broken:
+            for column in columns:
+                column.min_width = None
+            return
+        widths[max(broken, key=lambda place: widths[place])] -= 1
+    for column, width in zip(columns, widths, strict=True):
+        column.width = width
 
 
 def metric_table(title: str, metrics: Mapping[str, Mapping[str, float]]) -> Table:

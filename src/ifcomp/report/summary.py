@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifcomp.report.data import Audit, Curve, Integers, OODScores, ReliabilityPair, ReportData
+from ifcomp.tasks.audit import LARGE_NOISE_RATE
 
 #: Largest number of classes of a confusion matrix on the page.
 MAX_MATRIX = 20
@@ -138,7 +139,9 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
 
 def _labels(audit: Audit, name: str, anchor: str) -> Answer:
     suspects = audit.frame[audit.frame["is_suspect"].astype(bool)]
-    total, noise = len(audit.frame), f"The estimated noise rate is {_percent(audit.noise_rate)}."
+    total, noise = len(audit.frame), f"The estimated noise rate is {audit.noise_rate:.1%}."
+    if audit.noise_rate > LARGE_NOISE_RATE:
+        noise = f"{noise[:-1]}, too high if the classes are hard to distinguish."
     if suspects.empty:
         return Answer(name, "No suspects", f"None of {total:,} labels is a suspect. {noise}", anchor)
     return Answer(

@@ -51,7 +51,12 @@ _MOSTLY_CONTRADICTED = 0.5
 _LESS_THAN_LAYERS = -0.2
 
 #: Noise rate above which the headline mentions that hard classes may be the reason.
-_LARGE_NOISE_RATE = 0.2
+LARGE_NOISE_RATE = 0.2
+
+#: Noise rate below which, and accuracy of the model above which, the headline mentions labels that every layer has
+#: memorised. Nearly clean labels look the same.
+_SMALL_NOISE_RATE = 0.01
+_MOSTLY_PREDICTED = 0.95
 
 #: Number of contradicted labels that are no suspects, relative to the suspects, above which the headline mentions them.
 _FURTHER = 0.5
@@ -135,7 +140,7 @@ class LabelAudit(TableResult):
         sentences.append(
             f"{count:,} of {total:,} labels are suspects; the estimated noise rate is {self.noise_rate:.1%}."
         )
-        if self.noise_rate > _LARGE_NOISE_RATE:
+        if self.noise_rate > LARGE_NOISE_RATE:
             sentences.append(
                 f"The layers predict {1 - self._contradicted:.0%} of the labels. If the classes are hard to "
                 "distinguish, the noise rate is too high and many suspects are correct labels: inspect the most "
@@ -147,10 +152,11 @@ class LabelAudit(TableResult):
                 f"The layers contradict {further:,} more labels, with smaller scores: hard examples, or further wrong "
                 "labels."
             )
-        if not count:
+        if not count or (self.noise_rate < _SMALL_NOISE_RATE and self._model_accuracy > _MOSTLY_PREDICTED):
+            which = "labels beyond the suspects" if count else "labels anyway"
             sentences.append(
-                "An audit does not find wrong labels that every layer has memorised: inspect the most suspicious "
-                "labels anyway, or give reference= with labels that you trust."
+                "An audit does not find wrong labels that every layer has memorised, and the noise rate does not count "
+                f"them: inspect the most suspicious {which}, or give reference= with labels that you trust."
             )
         return " ".join(sentences)
 
