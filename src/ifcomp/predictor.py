@@ -603,7 +603,8 @@ class IFComp(FittedState):
             data: Labelled data as for `fit`, iterated over twice in the same order. The model may have been trained on
                 it or not. File names, texts and class names that the data knows are columns of the table.
             reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels. It
-                must not contain the audited examples.
+                must not contain the audited examples. If its class frequencies differ from those of the data, the
+                noise rate is too high.
             max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
                 distributions of more than 1 GiB are in temporary files.
             checkpoint: As for `fit`, for one process. Features and distributions are then in files beside it. After a
