@@ -254,6 +254,14 @@ def test_the_predictor_estimates_beyond_32_classes(dtype: torch.dtype) -> None:
     assert float((estimate - exact).abs().mean()) < 0.1 * float(exact.std())
 
 
+def test_estimates_follow_beta() -> None:
+    ifc, x = trained()
+    ifc = IFComp(ifc.model, beta=0.2, damping=1e-4).fit([x])
+    (estimate, error), exact = ifc.bounded_complexity(x, return_error=True), ifc.bounded_complexity(x, exact=True)
+    np.testing.assert_allclose(exact, ifc.score([x]).column("bounded_complexity"), rtol=1e-9)
+    assert float(((estimate - exact) / error).abs().median()) < 2
+
+
 def test_few_classes_are_exact() -> None:
     ifc, x = trained(classes=32)
     value, error = ifc.bounded_complexity(x, return_error=True)
@@ -284,6 +292,16 @@ def test_estimates_scatter_around_the_exact_sum_by_their_error() -> None:
     assert 0.7 < float(ratio.median()) < 1.4
     outside = ((values - exact) / errors).abs() > 3
     assert float(outside.double().mean()) < 0.08  # 0.25 for labels that are drawn uniformly
+
+
+def test_errors_are_in_nats() -> None:
+    """The error of log(S) is that of S over S, which differs for inputs with many plausible labels."""
+    ifc, x = trained()
+    exact = ifc.bounded_complexity(20 * x, exact=True)
+    values, errors = over_seeds(ifc, 20 * x, 60)
+    ratio = (errors.square().mean(0) / values.var(0))[exact > math.log(2)]
+    assert len(ratio) > 20
+    assert 0.8 < float(ratio.median()) < 1.25
 
 
 def test_the_control_variate_reduces_the_error() -> None:

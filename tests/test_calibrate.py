@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -116,7 +117,7 @@ def test_the_form_that_keeps_the_argmax_is_the_default(case: Case, beta: float) 
     assert_close(ifc.predict_proba(inputs, 0.4, damping=DAMPING).tolist(), rows, rtol=1e-9, atol=1e-12)
 
 
-def test_the_default_alpha_adds_one_percent_to_training_examples() -> None:
+def test_the_default_alpha_adds_a_ten_thousandth_to_training_examples() -> None:
     case = next(case for case in LAYER_CASES if case.name == "linear")
     ifc, inputs = fitted(case, fisher="exact"), as_type(case.sample(7, seed=1), torch.float64)
     moments = [block.second_moments.flatten().tolist() for block in ifc.factors.blocks.values()]
@@ -193,6 +194,19 @@ def test_calibration_is_better_than_softmax_on_new_data() -> None:
     assert nll(ifc.predict_proba(x), y) < 0.8 * nll(softmax, y)
     assert torch.equal(ifc.predict_proba(x).argmax(1), softmax.argmax(1))
     assert calibration.frame["nll"].min() == pytest.approx(nll(ifc.predict_proba(x), y), rel=0.25)
+
+
+def test_the_conformal_half_chooses_nothing() -> None:
+    """With wrong labels in this half only its scores change."""
+    ifc = new_fit()
+    images, labels = (torch.cat(parts) for parts in zip(*held_out(), strict=True))
+    one = ifc.calibrate([(images, labels)], progress=False)
+    conformal = split_halves(len(labels), ifc.settings.seed)[1]
+    labels[conformal] = (labels[conformal] + 1) % 10
+    other = ifc.calibrate([(images, labels)], progress=False)
+    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
+    assert (one.set_rule.penalty, one.set_rule.free_ranks) == (other.set_rule.penalty, other.set_rule.free_ranks)
+    assert np.mean(other.set_rule.scores) > 2 * np.mean(one.set_rule.scores)
 
 
 def test_batches_do_not_matter() -> None:

@@ -292,6 +292,7 @@ class IFComp(FittedState):
         parts = [self._data(data) for data in (held_out, shifted) if data is not None]
         settings, first = {**self._calibration_identity, "version": __version__}, first_held_out(parts)
         evaluation = self._evaluation(first, None)
+        self._check_code()
         seed = self.settings.seed
         self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
         return self._calibration
@@ -368,7 +369,9 @@ class IFComp(FittedState):
         ood_threshold([0.0], tpr)  # checks tpr before any work is done
         identity = self._detector_identity
         first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
-        self._ood_rule = rule = build_rule(self._member_scorer(first), batches, score, tpr, identity)
+        scorer = self._member_scorer(first)
+        self._check_code()
+        self._ood_rule = rule = build_rule(scorer, batches, score, tpr, identity)
         return OODDetector(rule, self._read_members)
 
     @property
@@ -392,7 +395,9 @@ class IFComp(FittedState):
         known = self._data(data)
         warn_if_shuffled(known.batches)
         first, batches = _unlabelled(known, "table", progress)
-        frame = self._member_scorer(first).score_data(batches, rule.members)
+        scorer = self._member_scorer(first)
+        self._check_code()
+        frame = scorer.score_data(batches, rule.members)
         names = None if known.example_names is None else known.example_names()
         return frame if len(names or ()) != len(frame) else frame.assign(name=names)
 
@@ -540,7 +545,7 @@ class IFComp(FittedState):
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
-        check_probe(self.model, self._probe, "The fitted factors")
+        self._check_code()
         rows = (known_length(data.batches) or 1) * first.size
         with ExitStack() as stack:
             work = NO_CHECKPOINT
@@ -598,7 +603,8 @@ class IFComp(FittedState):
             data: Labelled data as for `fit`, iterated over twice in the same order. The model may have been trained on
                 it or not. File names, texts and class names that the data knows are columns of the table.
             reference: Labelled data on which the predictors are fitted instead, for instance with trusted labels. It
-                must not contain the audited examples.
+                must not contain the audited examples. If its class frequencies differ from those of the data, the
+                noise rate is too high.
             max_memory: Memory limit of the tensors of a forward pass, in bytes or as ``"8GB"``. Features and
                 distributions of more than 1 GiB are in temporary files.
             checkpoint: As for `fit`, for one process. Features and distributions are then in files beside it. After a
@@ -697,7 +703,9 @@ class IFComp(FittedState):
         train = self._data(train)
         check_reiterable(train.batches, "explain reads the data once for each group of queries")
         check_repeatable(train, in_order=False)
-        return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
+        evaluation = self._evaluation(batch, damping)
+        self._check_code()
+        return explain(evaluation, batch, train.batches, k, positions, progress)
 
     def prune(
         self,
@@ -883,6 +891,10 @@ class IFComp(FittedState):
         advice = "Give the model, sua= and max_output_basis= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
+
+    def _check_code(self) -> None:
+        """Raise FingerprintError if the model computes other logits than in the fit with the same weights."""
+        check_probe(self.model, self._probe, "The fitted factors")
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)

@@ -253,9 +253,9 @@ def test_run_without_a_record(run: Project) -> None:
     remove_record()
     result = ifcomp("score", "run.ifcomp")
     assert result.exit_code == 2
-    assert "'run.ifcomp' was not written by 'ifcomp fit', so name the data yourself" in result.stderr
+    assert "'run.ifcomp' was not written by 'ifcomp fit' and does not contain the names" in result.stderr
     result = ifcomp("score", "run.ifcomp", "npz:train.npz")
-    assert "so name the model with --model yourself" in result.stderr
+    assert "Add the model with --model to the command." in result.stderr
     arguments = ["npz:train.npz", "--model", run.model, "--weights", "net.safetensors", "--out", "s.csv"]
     assert ifcomp("score", "run.ifcomp", *arguments).exit_code == 0
 

@@ -232,7 +232,7 @@ def test_the_headline_of_a_small_noise_rate_mentions_memorised_labels(
     audit = replace(audit_of(labels, truth, model=model), noise_rate=noise_rate)
     expected = (
         "An audit does not find wrong labels that every layer has memorised, and the noise rate does not count them: "
-        "inspect the most suspicious labels beyond the suspects, or give a reference with labels that you trust."
+        "inspect the most suspicious labels beyond the suspects, or give reference= with labels that you trust."
     )
     assert len(audit.suspects) > 0
     assert (expected in audit.headline) == is_named
@@ -291,7 +291,7 @@ def test_few_carrying_members_are_a_warning() -> None:
     contrary = distributions((truth + 2) % 4, 4, 7, confidence=9.0)
     members += [Member("b", "votes", contrary), Member(MODEL, MODEL, np.eye(4)[labels])]
     evidence = Evidence(labels, members, {}, labels, True)
-    with pytest.warns(IfcompWarning, match=r"Only 2 of 4 predictors carry the audit: a \(votes\), a \(readout\)\."):
+    with pytest.warns(IfcompWarning, match=r"The audit relies on only 2 of 4 predictors: a \(votes\), a \(readout\)\."):
         audit_evidence(evidence, {})
 
 

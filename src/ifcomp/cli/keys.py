@@ -75,8 +75,8 @@ def _read_key(path: Path) -> bytes | None:
     with os.fdopen(descriptor, "rb") as file:
         if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             warnings.warn(
-                f"The key '{path}' belongs to another user or is readable by others, so it is not used. Delete it; the "
-                "next fit creates another one.",
+                f"The key '{path}', which signs your runs, belongs to another user or is readable by others, so it is "
+                "not used. Delete it; the next fit creates another one.",
                 IfcompWarning,
                 stacklevel=3,
             )

@@ -133,8 +133,8 @@ class LabelAudit(TableResult):
             )
         if self._is_input_uninformative:
             sentences.append(
-                "The input alone predicts the labels no better than the class frequencies, so the audit cannot tell "
-                "learnt labels from memorised ones: give a reference with labels that you trust."
+                "The input alone predicts the labels no better than the class frequencies, so the audit cannot "
+                "distinguish learnt labels from memorised ones: give reference= with labels that you trust."
             )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
@@ -156,7 +156,7 @@ class LabelAudit(TableResult):
             which = "labels beyond the suspects" if count else "labels anyway"
             sentences.append(
                 "An audit does not find wrong labels that every layer has memorised, and the noise rate does not count "
-                f"them: inspect the most suspicious {which}, or give a reference with labels that you trust."
+                f"them: inspect the most suspicious {which}, or give reference= with labels that you trust."
             )
         return " ".join(sentences)
 
@@ -332,8 +332,9 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
     if len(carrying) < _MIN_CARRYING:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
-            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. The others have a weight below "
-            f"{_CARRYING} (see audit.weights). Review the suspects, or give a reference with labels that you trust.",
+            f"The audit relies on only {len(carrying)} of {len(table)} predictors: {names}. The others have a weight "
+            f"below {_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you "
+            "trust.",
             IfcompWarning,
             stacklevel=5,
         )

@@ -129,7 +129,10 @@ def fit_calibration(
         seed: Seed of the folds.
     """
     if not np.isfinite(tuning.expected).all() or not np.isfinite(conformal.expected).all():
-        raise DataError("E[IF] must be finite, but some values are NaN or infinite.")
+        raise DataError(
+            "The expected influence E[IF] of some held-out examples is NaN or infinite. Use more damping, or "
+            "model.double()."
+        )
     weights = [added / mean_training_influence for added in ADDED_PROBABILITIES]
     weight = choose_weight(tuning, temperature, weights)
     chosen = {SOFTMAX: (1.0, 0.0), TEMPERATURE: (temperature, 0.0), CALIBRATED: (temperature, weight)}
