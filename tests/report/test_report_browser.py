@@ -92,7 +92,7 @@ class OpenedPage:
             self.page.click("#export")
         assert download.value.suggested_filename == "decisions.csv"
         text = Path(download.value.path()).read_bytes().decode()
-        assert text.startswith("index,decision,label\r\n")
+        assert text.startswith(("index,decision,label,given\r\n", "index,decision,label,given,name\r\n"))
         return list(csv.DictReader(io.StringIO(text, newline="")))
 
     def open_filters(self) -> None:
@@ -242,7 +242,9 @@ def test_decides_by_button(browser: Any, report: Path, audit: AuditCase) -> None
     assert page.locator("#cards .stamp").all_inner_texts()[:3] == ["kept", f"→ {suggested}", "dropped"]
     assert page.inner_text("#decided") == "3 of 30 suspects decided: 1 kept, 1 relabelled, 1 dropped."
     assert page.evaluate("document.getElementById('progress').value") == 3
-    expected = sorted(zip(ranked["index"][:3].tolist(), ("keep", "relabel", "drop"), ("", suggested, ""), strict=True))
+    given = [NAMES[label] for label in ranked["label"][:3]]
+    actions = ("keep", "relabel", "drop")
+    expected = sorted(zip(ranked["index"][:3].tolist(), actions, ("", suggested, ""), given, strict=True))
     assert [tuple(row.values()) for row in opened.decisions()] == [(str(index), *rest) for index, *rest in expected]
     card(page, 0).get_by_role("button", name="Keep").click()  # the same decision again removes it
     assert pressed(page, 0) == []
@@ -338,7 +340,8 @@ def test_another_label_is_chosen_in_the_details(browser: Any, report: Path, audi
     page.keyboard.press("u")
     assert page.inner_text("#details-heading") == f"Example {audit.ranked['index'].iloc[1]}"
     page.keyboard.press("Escape")
-    assert opened.decisions() == [{"index": str(first["index"]), "decision": "relabel", "label": other}]
+    decided = {"index": str(first["index"]), "decision": "relabel", "label": other, "given": NAMES[first["label"]]}
+    assert opened.decisions() == [decided]
     assert opened.messages == []
     opened.context.close()
 
@@ -405,7 +408,8 @@ def test_ten_decisions_are_carried_out(browser: Any, tmp_path: Path, monkeypatch
     assert len(decided) == 10
     assert command == "ifcomp apply decisions.csv --data npz:train.npz --out train-corrected.npz"
     run("-m", *shlex.split(command))
-    before, after = np.load(tmp_path / "train.npz"), np.load(tmp_path / "train-corrected.npz")
+    with np.load(tmp_path / "train.npz") as one, np.load(tmp_path / "train-corrected.npz") as other:
+        before, after = dict(one), dict(other)
     expected = before["y"].copy()
     for place in (0, 1, 2, 5, 6, 7, 9):
         expected[shown[place]] = int(suggested[place].removeprefix("digit "))
@@ -608,6 +612,33 @@ def test_evil_names_are_text(browser: Any, tmp_path: Path, names: tuple[str, ...
     rows = opened.decisions()
     assert {row["label"] for row in rows} >= {names[0], names[2]}
     assert not any(row["label"].startswith(("=", "+", "@")) for row in rows)
+    opened.context.close()
+
+
+def test_suspects_without_a_preview_have_names(browser: Any, tmp_path: Path) -> None:
+    audit = make_audit(20, classes=4, suspects=10)
+    names = [f"dir/picture-{index:03d}.png" for index in range(19)] + [f"dir/{'long' * 60}.png"]
+    ranked = audit.ranked["index"].tolist()
+    order = {index: names[rank] for rank, index in enumerate([*ranked[:3], *ranked[4:], ranked[3]])}
+    named = replace(audit, frame=audit.frame.assign(name=[order[index] for index in audit.frame["index"]]))
+    path = build_report(
+        tmp_path / "r.html",
+        title="t",
+        audit=named,
+        class_names=NAMES,
+        previews={index: Preview("image", np.zeros((8, 8)), order[index]) for index in ranked},
+        max_previews=2,
+        apply_command="ifcomp apply decisions.csv --data folder:train --out moves.csv",
+    )
+    opened = OpenedPage(browser, path)
+    shown = opened.page.locator("#cards .card").all_inner_texts()
+    assert all(order[index] in text for index, text in zip(ranked[:3], shown, strict=False))
+    assert "Only the 2 most suspicious labels have a preview." in opened.page.inner_text("#labels")
+    for _ in range(4):
+        opened.page.keyboard.press("1")
+    exported = {int(row["index"]): row["name"] for row in opened.decisions()}
+    assert exported == {index: order[index] if len(order[index]) < 200 else "" for index in ranked[:4]}
+    assert opened.messages == []
     opened.context.close()
 
 

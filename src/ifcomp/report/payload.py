@@ -19,6 +19,9 @@ TEXT_CHARACTERS = 600
 VALUE_CHARACTERS = 60
 ROW_FIELDS = 16
 
+#: Largest number of characters of the name of a suspect without a preview.
+NAME_CHARACTERS = 200
+
 
 def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
     """Return the data of the page's script, as JSON types.
@@ -26,8 +29,10 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
     ``columns`` contains one list per column, most suspicious label first, ``previews`` the distinct previews, and
     ``shown`` the position of the preview by example index. ``explanations`` contains lists of
     ``[index, influence, label, position or None]`` by example index, ``neighbours`` lists of
-    ``[layer, weight, [[index, label, position or None], ...], labels of all neighbours]``. ``key`` identifies the
-    report: the same audit has the same key, and decisions in the browser are stored under it.
+    ``[layer, weight, [[index, label, position or None], ...], labels of all neighbours]``. ``names`` contains the file
+    names or texts of suspects without a preview by example index. If ``exports_names``, decisions contain the names of
+    the examples: those of a folder are compared with its files. ``key`` identifies the report: the same audit has the
+    same key, and decisions in the browser are stored under it.
     """
     store = _PreviewStore()
     shown = {
@@ -68,6 +73,8 @@ def table_payload(audit: Audit, data: ReportData) -> dict[str, Any]:
         "named": data.class_names is not None,
         "previews": store.previews,
         "shown": shown,
+        "names": _names(audit, shown),
+        "exports_names": "folder:" in data.apply_command,
         "explanations": explanations,
         "neighbours": neighbours,
     }
@@ -78,6 +85,18 @@ def class_texts(audit: Audit, names: tuple[str, ...] | None) -> list[str]:
     if names is not None:
         return list(names)
     return [str(label) for label in range(int(audit.frame[["label", "suggested"]].to_numpy().max()) + 1)]
+
+
+def _names(audit: Audit, shown: Mapping[int, int | None]) -> dict[int, str]:
+    """Return the names of the suspects without a preview by index, if examples have names."""
+    frame = audit.ranked
+    if "name" not in frame.columns:
+        return {}
+    rows = frame[frame["is_suspect"].astype(bool) & ~frame["index"].isin(list(shown))]
+    return {
+        int(index): _truncate(str(name), NAME_CHARACTERS)
+        for index, name in zip(rows["index"], rows["name"], strict=True)
+    }
 
 
 def preview_content(preview: Preview) -> dict[str, Any]:

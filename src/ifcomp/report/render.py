@@ -134,6 +134,7 @@ def render(data: ReportData) -> str:
         gallery=[] if data.ood is None else [_gallery_item(example, data) for example in data.ood.examples],
         classes=[] if audit is None else class_texts(audit, data.class_names),
         payload=None if audit is None else _json(table_payload(audit, data)),
+        unshown=audit is not None and bool(data.previews) and audit.frame["is_suspect"].sum() > data.max_previews,
         reliability=None if data.calibration is None else charts.reliability(data.calibration),
         ood_chart=None if data.ood is None else charts.histogram(data.ood.groups, data.ood.threshold),
         layers=[] if audit is None else audit.weights.to_dict("records"),

@@ -51,7 +51,10 @@
     .sort(([a], [b]) => a.localeCompare(b, undefined, { numeric: true }))
     .forEach(([, position], place) => { classOrder[position] = place; });
   const className = (label) => data.classes[label];
-  const previewOf = (row) => data.previews[data.shown[columns.index[row]]];
+  function previewOf(row) {
+    const name = data.names[columns.index[row]];
+    return data.previews[data.shown[columns.index[row]]] || (name ? { kind: "text", content: name, name: "" } : undefined);
+  }
   const searchTexts = new Map();
   for (let row = 0; row < total; row++) {
     const preview = previewOf(row);
@@ -505,9 +508,15 @@
 
   function decisionsText() {
     const decided = [...decisions].sort(([a], [b]) => columns.index[a] - columns.index[b]);
-    const lines = decided.map(([row, { action, label }]) => (
-      [columns.index[row], action, action === "relabel" ? csvField(className(label)) : ""].join(",")));
-    return `${["index,decision,label", ...lines].join("\r\n")}\r\n`;
+    const lines = decided.map(([row, { action, label }]) => {
+      const preview = previewOf(row);
+      const name = preview ? preview.name || data.names[columns.index[row]] || "" : "";
+      const names = data.exports_names ? [name.endsWith("…") ? "" : name] : []; // a truncated name is of no use
+      const fields = [action === "relabel" ? className(label) : "", className(columns.label[row]), ...names];
+      return [columns.index[row], action, ...fields.map(csvField)].join(",");
+    });
+    const header = `index,decision,label,given${data.exports_names ? ",name" : ""}`;
+    return `${[header, ...lines].join("\r\n")}\r\n`;
   }
 
   function download() {
