@@ -496,7 +496,8 @@ def test_details_show_numbers_and_training_examples(opened: OpenedPage, audit: A
     assert page.inner_text("#details-heading") == f"Example {first['index']}"
     assert f"Labelled {NAMES[first['label']]}, looks like {NAMES[first['suggested']]}." in body
     assert "Nearest in layer conv" in body
-    assert "3 of the 4 nearest have another label; the votes of this layer have weight 0.80." in body
+    assert "3 of the 4 nearest have another label. The first 2 are shown." in body
+    assert "The votes of this layer have weight 0.80." in body
     page.click("#details-body summary")
     assert f"{first['score']:.5g} nats" in page.inner_text("#details-body")
     near = page.locator(".examples.neighbours li").all_inner_texts()

@@ -455,9 +455,10 @@
     if (!layers) return [element("p", { class: "note" }, "The nearest examples of this label are not in this report.")];
     return layers.flatMap(([layer, weight, examples, labels]) => {
       const others = labels.filter((label) => label !== given).length;
+      const shown = examples.length < labels.length ? ` The first ${examples.length} are shown.` : "";
       return [
         element("h3", {}, "Nearest in layer ", bdi(layer)),
-        element("p", { class: "note" }, `${others} of the ${labels.length} nearest have another label; the votes of this layer have weight ${weight.toFixed(2)}.`),
+        element("p", { class: "note" }, `${others} of the ${labels.length} nearest have another label.${shown} The votes of this layer have weight ${weight.toFixed(2)}.`),
         element("ul", { class: "examples neighbours" }, ...examples.map(([position, label, preview]) => (
           element("li", { class: label === given ? "" : "contradicts" }, previewElement(data.previews[preview], false), exampleCaption(label, position))))),
       ];
