@@ -892,7 +892,7 @@ class IFComp(FittedState):
         return made
 
     def _check_code(self) -> None:
-        """Raise FingerprintError if the model computes other logits than in the fit, though its weights are the same."""
+        """Raise FingerprintError if the model computes other logits than in the fit with the same weights."""
         check_probe(self.model, self._probe, "The fitted factors")
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
