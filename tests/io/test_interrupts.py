@@ -27,6 +27,14 @@ class Interrupting(list[Any]):
             yield batch
 
 
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """The handler of Python. Background processes of a shell ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", range(2 * NUM_BATCHES))
 def test_an_interrupt_waits_for_the_batch_and_saves(number: int, tmp_path: Path) -> None:
     batches = Interrupting(number)
