@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
@@ -54,7 +55,10 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
     check_data(study.needs(settings))
     folder.mkdir(parents=True, exist_ok=True)
     runs = [*record.runs, _environment(study.name, preset)]
+    expected = study.durations(settings)
     for name, step in track(list(pending.items()), f"{study.name}, {preset}", progress):
+        if name in expected and preset.startswith("cifar10"):
+            sys.stderr.write(f"{name}: about {duration(expected[name])} on one core\n")
         start, cpu_start = time.perf_counter(), time.process_time()
         result = json.loads(json.dumps(step(record.results), allow_nan=False))
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
@@ -64,6 +68,11 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         with atomic_write(folder / FILE) as scratch:
             scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
     return record
+
+
+def duration(seconds: float) -> str:
+    """Format a duration."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def check_preset(study: Study, preset: str) -> None:
