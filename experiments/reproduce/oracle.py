@@ -56,6 +56,7 @@ class Settings:
     tolerance: float = 0.05
 
 
+_MNIST = Settings(Subject("mnist", "lenet", QUICK, 5000), ("mnist", "fashion-mnist", "notmnist"), 20, 5000)
 PRESETS = {
     "digits": Settings(
         Subject("digits", "lenet", replace(QUICK, epochs=4, batch_size=32), 200),
@@ -65,13 +66,8 @@ PRESETS = {
         lams=(100.0, 1000.0),
         tolerance=0.5,
     ),
-    "mnist": Settings(
-        Subject("mnist", "lenet", QUICK, 5000),
-        ("mnist", "fashion-mnist", "notmnist"),
-        20,
-        5000,
-        lams=(100.0, 1000.0, 10000.0),
-    ),
+    "mnist": _MNIST,
+    "mnist-lambdas": replace(_MNIST, lams=(100.0, 1000.0, 10000.0)),
     "cifar10": Settings(Subject("cifar10", "resnet20", None, 2000), ("cifar10", "tinyimagenet", "mnist"), 6, 1000),
     "paper": Settings(Subject("cifar10", "resnet18", PAPER, 5000), ("cifar10", "tinyimagenet", "mnist"), 20, 45000),
 }
@@ -196,10 +192,11 @@ def table(record: Record) -> str:
         converged, pairs = (sum(row[key] for row in truth) for key in ("converged", "pairs"))
         complexity = np.concatenate([row["complexity"] for row in truth])
         by_group, rows = correlations(record, lam), []
+        sizes = {group: len(values(record, lam, sets, None)) for group, sets in groups(record).items()}
         drawn = {group: draws(record, lam, group) for group in by_group}
         for method, published in PAPER_NUMBERS.items():
             cells = [
-                _cell(row[method], drawn[group][method], row[method] == max(row.values()), len(complexity))
+                _cell(row[method], drawn[group][method], row[method] == max(row.values()), sizes[group])
                 for group, row in by_group.items()
             ]
             rows.append([method, *cells, " / ".join(f"{value:.3f}" for value in published)])
@@ -252,9 +249,10 @@ def claims(record: Record) -> list[Claim]:
                     f"{network}, lambda {lam:g}, images of {group}: IF-COMP correlates best with trained hindsight "
                     "models",
                     f"{PAPER_NUMBERS['IF-COMP'][column]:.3f}",
-                    f"{ours:.2f}; best other: {best} {others[best]:.2f}",
+                    f"{ours:.3f}; best other: {best} {others[best]:.3f}",
                     f"{images} images",
                     interval(ours - others[best], drawn["IF-COMP"] - drawn[best], images),
+                    digits=3,
                 )
             )
     return statements

@@ -16,7 +16,7 @@ Results = Mapping[str, Any]
 Step = Callable[[Results], Any]
 
 #: Presets in the order of their cost.
-PRESET_NAMES = ("digits", "mnist", "cifar10", "cifar10-resnet56", "cifar10-resnet18", "paper")
+PRESET_NAMES = ("digits", "mnist", "mnist-lambdas", "cifar10", "cifar10-resnet56", "cifar10-resnet18", "paper")
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def test_oracle(folder: Path) -> None:
     assert len(oracle.claims(record)) == 2
 
 
-def test_the_mnist_preset_has_three_values_of_lambda() -> None:
-    assert len(oracle.PRESETS["mnist"].lams) == 3
+def test_a_preset_has_three_values_of_lambda() -> None:
+    assert len(oracle.PRESETS["mnist-lambdas"].lams) == 3
 
 
 def test_retraining(folder: Path) -> None:

@@ -152,3 +152,10 @@ def test_published_numbers() -> None:
     assert ood_page._paper(mnist, ood_page.AS_PAPER) == (99.40, 99.97)
     assert ood_page._paper(mnist, "RMD") == (98.00, 98.12)
     assert ood_page._paper(mnist, "GEN") is None
+
+
+def test_rows_of_openood() -> None:
+    cifar10 = Record("ood", "cifar10", {"subject": {"data": "cifar10"}}, {}, {}, [])
+    assert ood_page._paper(cifar10, "ASH") == (75.3, 78.5)
+    assert ood_page._paper(cifar10, "MSP") == (88.03, 90.73)
+    assert ood_page._paper(cifar10, ood_page.DETECTOR) is None
