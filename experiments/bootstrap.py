@@ -173,19 +173,22 @@ def correlation_draws(first: ArrayLike, second: ArrayLike, counts: Counts) -> Fl
     return np.where(is_defined, covariance / np.sqrt(np.where(is_defined, variances, 1)), 0.0)
 
 
-def bounded_auroc_difference(first: float, second: float, negatives: int, positives: int) -> Interval:
+def bounded_auroc_difference(first: ArrayLike, second: ArrayLike, negatives: int, positives: int) -> Interval:
     """Return an interval of the difference of two AUROCs of the same examples without their scores.
 
-    The variance of an AUROC A is at most ``A (1 - A) / min(negatives, positives)``. The standard deviation of a
-    difference is at most the sum of both, whatever their correlation. So this normal interval is wider than that of a
-    paired bootstrap.
+    The variance of an AUROC A is at most ``A (1 - A) / min(negatives, positives)``. The standard deviation of a sum or
+    difference is at most the sum of the standard deviations, for any correlation. So this normal interval is wider than
+    that of a paired bootstrap.
 
     Args:
-        first: AUROC in [0, 1].
-        second: AUROC in [0, 1].
+        first: AUROC in [0, 1], or the AUROCs of several sets, whose mean is compared.
+        second: The same for the other score.
         negatives: Number of examples that should have small scores.
         positives: Number of examples that should have large scores.
     """
-    deviations = [math.sqrt(max(value * (1 - value), 0) / min(negatives, positives)) for value in (first, second)]
-    half = float(student.ppf((1 + LEVEL) / 2, min(negatives, positives) - 1)) * sum(deviations)
-    return Interval(first - second, first - second - half, first - second + half)
+    smaller = min(negatives, positives)
+    aurocs = [np.atleast_1d(np.asarray(values, float)) for values in (first, second)]
+    deviations = [float(np.sqrt((values * (1 - values)).clip(0) / smaller).mean()) for values in aurocs]
+    half = float(student.ppf((1 + LEVEL) / 2, smaller - 1)) * sum(deviations)
+    difference = float(aurocs[0].mean() - aurocs[1].mean())
+    return Interval(difference, difference - half, difference + half)

@@ -141,6 +141,14 @@ def test_coverage_without_scores(generator: np.random.Generator) -> None:
     assert coverage(found, truth) >= 0.95
 
 
+def test_means_of_several_sets_without_scores() -> None:
+    first, second, size = [0.9, 0.7], [0.8, 0.5], 100
+    row = bounded_auroc_difference(first, second, 500, size)
+    deviations = [np.mean([math.sqrt(a * (1 - a) / size) for a in values]) for values in (first, second)]
+    assert row.estimate == pytest.approx(0.15)
+    assert (row.high - row.low) / 2 == pytest.approx(t(size - 1).isf(0.025) * sum(deviations))
+
+
 def test_pairs_are_narrower_than_the_interval_without_scores(generator: np.random.Generator) -> None:
     inside, outside = generator.normal(size=200), generator.normal(size=100) + 1
     noisy = inside + 0.1 * generator.normal(size=200), outside + 0.1 * generator.normal(size=100)

@@ -169,14 +169,25 @@ def test_a_margin_shifts_the_rule() -> None:
     assert Claim("", "", "", "", difference, margin=0.5).verdict == "undecided"
 
 
-def test_durations_are_shown_before_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = make_study([])
-    durations = lambda settings: {"first": 30.0, "second": 60.0 * settings.factor}  # noqa: E731
-    study = replace(study, presets={"cifar10": Settings(), "digits": Settings()}, durations=durations)
-    run(study, "cifar10", tmp_path / "cifar10", progress=False)
-    assert capsys.readouterr().err == "first: about 30 s on one core\nsecond: about 3 minutes on one core\n"
-    run(study, "digits", tmp_path / "digits", progress=False)
-    assert capsys.readouterr().err == ""
+def test_durations_are_printed_before_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = make_study([])
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": replace(toy, presets={"cifar10": Settings(), **toy.presets})})
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "repository")
+    printed = {}
+    for preset in ("cifar10", "digits"):
+        reproduce.reproduce("toy", preset, tmp_path / "repository", progress=False)
+        assert capsys.readouterr().err == ""  # nothing is known yet
+        path = tmp_path / "repository" / "toy" / preset / FILE
+        content = json.loads(path.read_text())
+        content["steps"]["first"] |= {"processor_seconds": 30.0}
+        content["steps"]["second"] = {"seconds": 180.0, "run": 0}
+        path.write_text(json.dumps(content))
+        reproduce.reproduce("toy", preset, tmp_path / "again", progress=False)
+        printed[preset] = capsys.readouterr().err
+    assert printed["cifar10"] == "first: about 30 s on one core\nsecond: about 3 minutes on one core\n"
+    assert printed["digits"] == ""
 
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:
