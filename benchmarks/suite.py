@@ -146,12 +146,14 @@ class Suite:
 
     Attributes:
         name: Name on the command line and of the results file.
+        title: Heading of the page of results.
         about: Description of the measurement and its references.
         minutes: Approximate duration on an idle machine with 1 and 2 threads.
         sections: Tables of the suite.
     """
 
     name: str
+    title: str
     about: str
     minutes: float
     sections: tuple[Section, ...]

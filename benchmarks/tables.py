@@ -21,21 +21,24 @@ class Cell:
     met: bool | None = None
 
 
-def cell(column: Column, run: Run) -> Cell:
+def cell(column: Column, run: Run, *, with_goal: bool = True) -> Cell:
     """Format the value of a column for one run, with its goal."""
     value = column.value(run.measured)
     text = f"{value:{column.format_spec}}"
-    if column.goal is None or (met := column.goal.met(run.subject, value)) is None:
+    if not with_goal or column.goal is None or (met := column.goal.met(run.subject, value)) is None:
         return Cell(text)
     bound = f"{column.goal.of(run.subject):{column.format_spec}}"
     return Cell(f"{text} ({column.goal.sign} {bound}: {'met' if met else 'missed'})", met)
 
 
-def rows(section: Section, runs: Sequence[Run], threads: int) -> list[list[Cell]]:
+def rows(section: Section, runs: Sequence[Run], threads: int, *, with_goals: bool = True) -> list[list[Cell]]:
     """Return the cells of a section, subject first; subjects without results are left out."""
     by_subject = {run.subject: run for run in runs if run.threads == threads}
     measured = [by_subject[subject] for subject in section.subjects if subject in by_subject]
-    return [[Cell(run.subject), *(cell(column, run) for column in section.columns)] for run in measured]
+    return [
+        [Cell(run.subject), *(cell(column, run, with_goal=with_goals) for column in section.columns)]
+        for run in measured
+    ]
 
 
 def headings(section: Section, threads: int) -> tuple[str, list[str]]:
@@ -55,9 +58,9 @@ def terminal_table(section: Section, runs: Sequence[Run], threads: int) -> Table
 
 
 def markdown_table(section: Section, runs: Sequence[Run], threads: int) -> str:
-    """Return the table of a section as Markdown below its title; empty without rows."""
+    """Return the table of a section as Markdown below its title, without goals; empty without rows."""
     title, names = headings(section, threads)
-    body = rows(section, runs, threads)
+    body = rows(section, runs, threads, with_goals=False)
     if not body:
         return ""
     lines = [f"| {' | '.join(line)} |" for line in (names, *([entry.text for entry in row] for row in body))]

@@ -159,7 +159,7 @@ def test_negative_influence_counts_as_zero() -> None:
     torch.testing.assert_close(actual, torch.zeros_like(actual), rtol=0, atol=1e-15)
 
 
-def fitted() -> tuple[IFComp, Tensor]:
+def fitted(beta: float = 1.0) -> tuple[IFComp, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(200, 6)
     y = (x[:, 0] > 0).long()
@@ -169,7 +169,7 @@ def fitted() -> tuple[IFComp, Tensor]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return IFComp(model, fisher="exact", damping=OOD_DAMPING).fit([x]), torch.randn(200, 6)
+    return IFComp(model, beta=beta, fisher="exact", damping=OOD_DAMPING).fit([x]), torch.randn(200, 6)
 
 
 def test_confident_predictions_of_badly_scaled_rows_are_detected() -> None:
@@ -181,8 +181,9 @@ def test_confident_predictions_of_badly_scaled_rows_are_detected() -> None:
     assert bounded > 0.9
 
 
-def test_predictor_gives_bounded_complexity() -> None:
-    ifc, x = fitted()
+@pytest.mark.parametrize("beta", [1.0, 0.2])
+def test_predictor_gives_bounded_complexity(beta: float) -> None:
+    ifc, x = fitted(beta)
     log_probability = (ifc.beta * ifc.model(x).double()).log_softmax(1).detach()
     assert ifc.factors is not None
     weight = BOUNDED_ADDED_PROBABILITY / ifc.factors.effective_parameters(OOD_DAMPING)

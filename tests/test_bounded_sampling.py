@@ -254,6 +254,14 @@ def test_the_predictor_estimates_beyond_32_classes(dtype: torch.dtype) -> None:
     assert float((estimate - exact).abs().mean()) < 0.1 * float(exact.std())
 
 
+def test_estimates_follow_beta() -> None:
+    ifc, x = trained()
+    ifc = IFComp(ifc.model, beta=0.2, damping=1e-4).fit([x])
+    (estimate, error), exact = ifc.bounded_complexity(x, return_error=True), ifc.bounded_complexity(x, exact=True)
+    np.testing.assert_allclose(exact, ifc.score([x]).column("bounded_complexity"), rtol=1e-9)
+    assert float(((estimate - exact) / error).abs().median()) < 2
+
+
 def test_few_classes_are_exact() -> None:
     ifc, x = trained(classes=32)
     value, error = ifc.bounded_complexity(x, return_error=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -116,7 +117,7 @@ def test_the_form_that_keeps_the_argmax_is_the_default(case: Case, beta: float) 
     assert_close(ifc.predict_proba(inputs, 0.4, damping=DAMPING).tolist(), rows, rtol=1e-9, atol=1e-12)
 
 
-def test_the_default_alpha_adds_one_percent_to_training_examples() -> None:
+def test_the_default_alpha_adds_a_ten_thousandth_to_training_examples() -> None:
     case = next(case for case in LAYER_CASES if case.name == "linear")
     ifc, inputs = fitted(case, fisher="exact"), as_type(case.sample(7, seed=1), torch.float64)
     moments = [block.second_moments.flatten().tolist() for block in ifc.factors.blocks.values()]
@@ -195,6 +196,19 @@ def test_calibration_is_better_than_softmax_on_new_data() -> None:
     assert calibration.frame["nll"].min() == pytest.approx(nll(ifc.predict_proba(x), y), rel=0.25)
 
 
+def test_the_conformal_half_chooses_nothing() -> None:
+    """With wrong labels in this half only its scores change."""
+    ifc = new_fit()
+    images, labels = (torch.cat(parts) for parts in zip(*held_out(), strict=True))
+    one = ifc.calibrate([(images, labels)], progress=False)
+    conformal = split_halves(len(labels), ifc.settings.seed)[1]
+    labels[conformal] = (labels[conformal] + 1) % 10
+    other = ifc.calibrate([(images, labels)], progress=False)
+    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
+    assert (one.set_rule.penalty, one.set_rule.free_ranks) == (other.set_rule.penalty, other.set_rule.free_ranks)
+    assert np.mean(other.set_rule.scores) > 2 * np.mean(one.set_rule.scores)
+
+
 def test_batches_do_not_matter() -> None:
     ifc = new_fit()
     one, other = (ifc.calibrate(held_out(size=size), progress=False) for size in (600, 77))
@@ -240,6 +254,12 @@ def flipped(batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
     return [(x.flip(0), y.flip(0)) for x, y in batches]
 
 
+def nudged(batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """One value is different; the logits hardly change."""
+    (x, y), *others = batches
+    return [(x + 1e-5 * (torch.arange(len(x)) == 7).unsqueeze(1), y), *others]
+
+
 BAD_DATA = {
     "few": (held_out(500, 539), DataError, "at least 40 held-out examples, but got 39"),
     "none": ([], DataError, "but got 0"),
@@ -252,6 +272,12 @@ BAD_DATA = {
     "shuffled": (DataLoader(TensorDataset(*new_data()), 64, shuffle=True), DataError, "A calibration reads"),
     "length": (Changing(*[held_out()] * 4, held_out()[:-1]), LengthChangedError, "600 examples .* but 512"),
     "order": (Changing(*[held_out()] * 4, flipped(held_out())), DataError, "differ between two passes"),
+    "one example": (Changing(*[held_out()] * 4, nudged(held_out())), DataError, "held-out data differ between"),
+    "one label": (
+        Changing(*[held_out()] * 4, [(x, (y + (x.sum(1) == x.sum(1).max())) % 10) for x, y in held_out()]),
+        DataError,
+        "inputs or labels of the held-out data differ",
+    ),
 }
 
 

@@ -113,6 +113,14 @@ def test_a_single_member_is_used_in_its_own_unit(score: str) -> None:
     assert repr(gate).startswith(f"OODDetector({score}, threshold ")
 
 
+@pytest.mark.parametrize("score", MEMBERS)
+def test_an_input_at_the_threshold_is_accepted(score: str) -> None:
+    x = inputs(200, 4)
+    gate = fitted().ood_detector([x], score=score)
+    assert float(gate.score(x).sort().values[189]) == gate.threshold
+    assert int(gate.predict(x).sum()) == 10
+
+
 def test_distances_by_hand() -> None:
     reference = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     queries = torch.tensor([[1.0, 0.0], [0.6, 0.8]])

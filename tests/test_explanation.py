@@ -11,7 +11,7 @@ from cases import LAYER_CASES, MODEL_CASES, Case
 from comparison import as_type, basis_arguments, fitted, labelled, library_block, oracle_blocks
 from ifcomp import IFComp
 from ifcomp.data.batches import as_batch
-from ifcomp.errors import DataError, LabelError, SettingError
+from ifcomp.errors import DataError, LabelError, NonFiniteError, SettingError
 from ifcomp.explanation import explain
 from oracles import (
     block_jacobian,
@@ -132,6 +132,19 @@ def test_batches_and_groups_of_queries_do_not_matter() -> None:
     parts = explain(ifc._evaluation(query, None), query, batches, 4, None, False, query_bytes=500).frame
     assert (whole.drop(columns="effect") == parts.drop(columns="effect")).all(axis=None)
     assert_close(torch.tensor(parts["effect"].to_list()), torch.tensor(whole["effect"].to_list()), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("side", ["query", "training data"])
+def test_an_overflow_is_an_error_and_not_a_missing_row(side: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4), torch.arange(40) % 3
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    ifc = IFComp(model, damping=1e-12).fit([(x, y)], progress=False)
+    far = 1e38 * x[:1]
+    near, wrong = (x, y), (far, model(far).argmin(1))
+    query, train = (wrong, near) if side == "query" else (near, wrong)
+    with pytest.raises(NonFiniteError, match=r"influence of example \d of the batch overflowed"):
+        ifc.explain(*query, [train], k=3)
 
 
 def test_strongest_come_first_and_every_column_is_described() -> None:

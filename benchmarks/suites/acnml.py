@@ -43,7 +43,8 @@ def measure(network: Network, classes: int, count: int, few: float, setup: Setup
 
 SUITE = Suite(
     "acnml",
-    "pNML distribution over all labels, against ACNML with 5 optimiser steps per label and the same EKFAC factors.",
+    "pNML distribution against ACNML",
+    "the pNML distribution over all labels, against ACNML with 5 optimiser steps per label and the same EKFAC factors.",
     minutes=3,
     sections=(
         Section(

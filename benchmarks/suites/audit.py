@@ -70,6 +70,7 @@ def five_trainings(measured: Measured) -> float:
 
 SUITE = Suite(
     "audit",
+    "Label audit",
     f"label audit of data with {CLASSES} classes. Beside it is the time of {FOLDS} trainings of {EPOCHS} epochs, which "
     "out-of-sample probabilities by cross-validation need.",
     minutes=10,

@@ -105,6 +105,7 @@ _VERBS: Mapping[str, tuple[Verb, Verb]] = {
 
 SUITE = Suite(
     "classes",
+    "Many classes",
     "cost per example of a ResNet-18 with 10, 100 and 1,000 classes. Up to 32 classes every label is evaluated. "
     "Beyond, predictions use 3 labels and OOD scores 17. The form of the paper and exact bounded complexity "
     "evaluate every label; they are timed on few examples.",

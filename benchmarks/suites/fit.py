@@ -98,6 +98,7 @@ def labelled(network: Network, count: int) -> TensorDataset:
 
 SUITE = Suite(
     "fit",
+    "Fit",
     "fit of the curvature with the default Fisher. The cost per example is that of one additional example; "
     "eigendecompositions are computed once per fit. Kronfluence fits the same EKFAC of networks of Conv2d and Linear "
     "layers, without SUA.",

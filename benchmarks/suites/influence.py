@@ -95,6 +95,7 @@ def _layer_factors(ifc: IFComp, name: str, dtype: torch.dtype) -> LayerFactors:
 
 SUITE = Suite(
     "influence",
+    "Influence of every label",
     "influence of every label, against explicit gradients with vmap over examples (8 at a time) and labels as in the "
     "paper, and against the vmap gradient norm of every label. Per-example gradients of all labels are worth 1 + 2K "
     "units.",

@@ -22,6 +22,7 @@ def measure(network: Network, setup: Setup) -> Measured:
 
 SUITE = Suite(
     "last",
+    "Influence of the last layer",
     'influence of every label with layers="last".',
     minutes=1,
     sections=(

@@ -44,6 +44,7 @@ def _section(title: str, subjects: dict[str, tuple[Network, int]], compared: boo
 
 SUITE = Suite(
     "probes",
+    "Expected influence from two probes",
     "expected influence from two probes: an unbiased estimate, worth 1 + 2 · 2 units for any K.",
     minutes=8,
     sections=(

@@ -109,6 +109,7 @@ def _by_one_process(work: Callable[[], Any]) -> Any:
 
 SUITE = Suite(
     "processes",
+    "Two processes",
     "two processes with one thread each under torchrun, against one process with one thread. The start of the "
     "processes and the first scoring, which allocates memory, are not timed.",
     minutes=6,

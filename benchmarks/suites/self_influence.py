@@ -42,6 +42,7 @@ def measure(name: str, setup: Setup) -> Measured:
 
 SUITE = Suite(
     "self",
+    "Self-influence",
     "self-influence of 2,000 examples, against kronfluence's with the same factors and damping. Ours is picked from "
     "the influence of all ten labels, worth 21 units; kronfluence evaluates the given label alone.",
     minutes=4,

@@ -46,6 +46,7 @@ _SUBJECTS: Mapping[str, tuple[Network, int, int, float]] = {
 
 SUITE = Suite(
     "table1",
+    "The paper's table of inference times",
     "the paper's table of inference times for the pNML distribution. GradNorm and ACNML use vmap as there. GradNorm "
     "without vmap is the library's influence with identity curvature. ACNML fits 10 of the 100 labels, and its time is "
     "multiplied by ten.",

@@ -74,7 +74,7 @@ class ImageTask:
     def fold_recipe(self) -> Recipe:
         """The recipe with early stopping; for CIFAR-10 with a schedule that ends before labels are memorised."""
         if self.source == "cifar10":
-            return replace(self.recipe, epochs=CIFAR_FOLD_EPOCHS, autocast=False)
+            return replace(self.recipe, epochs=CIFAR_FOLD_EPOCHS)
         return replace(self.recipe, patience=FOLD_PATIENCE)
 
     def train_fold(self, seed: int, fold: int, progress: bool | None = None) -> tuple[Trained, torch.Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ifcomp.data.batches import Batch, as_batches
 from ifcomp.data.checks import check_labelled, check_labels, check_same_order
+from ifcomp.data.digests import DataDigest
 from ifcomp.data.forms import Data, check_repeatable
 from ifcomp.errors import DataError, IfcompWarning, LengthChangedError
 from ifcomp.layers.forward import evaluating, run_model
@@ -56,7 +57,8 @@ def calibrate(
         seed: Seed of the split into halves and of the folds.
         progress: Show progress bars; None shows them on terminals.
     """
-    read = [_logits_and_labels(model, data, progress) for data in parts]
+    first, second = DataDigest(), DataDigest()
+    read = [_logits_and_labels(model, data, first, progress) for data in parts]
     count = len(read[0][1])
     if count < MIN_EXAMPLES:
         raise _too_few(count)
@@ -71,7 +73,12 @@ def calibrate(
     tuning, conformal = split_halves(count, seed)
     tuning = np.concatenate([tuning, np.arange(count, len(labels))])  # shifted data is for tuning only
     temperature = fit_temperature(logits[tuning], labels[tuning])
-    expected = _expected_influence(evaluation, parts, temperature, logits, progress)
+    expected = _expected_influence(evaluation, parts, temperature, logits, second, progress)
+    if first.in_order != second.in_order:
+        raise DataError(
+            "The inputs or labels of the held-out data differ between two passes. Usual causes are random transforms "
+            "and files that change. Give data that is the same each time it is iterated."
+        )
     held_out = HeldOut(logits.numpy(), labels.numpy(), expected.numpy())
     sizes = {
         "held_out_examples": count,
@@ -95,11 +102,13 @@ def _batches(data: Iterable[Any]) -> Iterator[Batch]:
     return (batch for batch in as_batches(data) if batch.size)
 
 
-def _logits_and_labels(model: nn.Module, data: Data, progress: bool | None) -> tuple[Tensor, Tensor]:
-    """Logits [N, K] in float64 and labels [N], on the CPU."""
+def _logits_and_labels(
+    model: nn.Module, data: Data, digest: DataDigest, progress: bool | None
+) -> tuple[Tensor, Tensor]:
+    """Logits [N, K] in float64 and labels [N], on the CPU. The data is added to the digest."""
     all_logits, all_labels = [torch.empty(0)], [torch.empty(0, dtype=torch.long)]
     device = next(model.parameters()).device
-    for batch in _batches(track(data.batches, "logits", progress)):
+    for batch in digest.adding(_batches(track(data.batches, "logits", progress))):
         check_labelled(batch)
         with torch.no_grad(), evaluating(model):
             logits = run_model(model, batch.to(device)).cpu().double()
@@ -109,11 +118,20 @@ def _logits_and_labels(model: nn.Module, data: Data, progress: bool | None) -> t
 
 
 def _expected_influence(
-    evaluation: Evaluation, parts: Sequence[Data], temperature: float, logits: Tensor, progress: bool | None
+    evaluation: Evaluation,
+    parts: Sequence[Data],
+    temperature: float,
+    logits: Tensor,
+    digest: DataDigest,
+    progress: bool | None,
 ) -> Tensor:
-    """E[IF] of all parts at a temperature, [N]. Raises if the logits are not those of the first pass."""
+    """E[IF] of all parts at a temperature, [N]. The data is added to the digest.
+
+    Raises:
+        DataError: If the logits are not those of the first pass.
+    """
     batches = (batch for data in parts for batch in _batches(track(data.batches, "expected influence", progress)))
-    again, expected = logits_and_influence(evaluation, batches, 1 / temperature)
+    again, expected = logits_and_influence(evaluation, digest.adding(batches), 1 / temperature)
     if len(again) != len(logits):
         raise LengthChangedError(
             f"The held-out data has {len(logits):,} examples in the first pass, but {len(again):,} in the second. Give "

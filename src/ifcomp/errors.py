@@ -38,7 +38,7 @@ class EmptyDataError(DataError):
 
 
 class LengthChangedError(DataError):
-    """The two passes over the data saw different numbers of examples."""
+    """Two passes over the data have different numbers of examples."""
 
 
 class LabelError(DataError):

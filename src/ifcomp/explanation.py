@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,8 +181,11 @@ def _explain_group(
 def _whitened_queries(evaluation: Evaluation, query: Batch) -> dict[str, Tensor]:
     """Whitened gradients [Q, P] of the queries by block."""
     parts: dict[str, list[Tensor]] = {}
-    step = partial(_whitened, evaluation)
-    for whitened in evaluate(evaluation, [query], 1, lambda microbatch: dict(step(microbatch)), "needed", "queries"):
+
+    def step(microbatch: Microbatch) -> dict[str, Tensor]:
+        return {name: microbatch.check_finite(value) for name, value in _whitened(evaluation, microbatch)}
+
+    for whitened in evaluate(evaluation, [query], 1, step, "needed", "queries"):
         for name, value in whitened.items():
             parts.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in parts.items()}
@@ -198,6 +200,7 @@ def _effects(
         whitened = _whitened(evaluation, microbatch)
         products = {name: queries[name] @ value.T for name, value in whitened if name in queries}
         total = sum_blocks(products, evaluation.weights, (size, microbatch.batch.size), microbatch.logits)
+        microbatch.check_finite(total.T)
         return microbatch.batch, (total / evaluation.factors.count).cpu()
 
     return evaluate(evaluation, train, 1, step, "needed", "effects")

@@ -92,8 +92,10 @@ DEFAULT_DAMPING = Relative(0.1)
 
 
 class IFComp(FittedState):
-    """Boltzmann influence, pNML distribution and stochastic complexity of a trained classifier.
+    """Audit of a trained classifier: wrong labels, OOD inputs, calibrated predictions, pruning and explanations.
 
+    `audit` needs the model only. Scores, detectors, calibration, pruning and explanations need the curvature of the
+    training loss, which `fit` estimates.
     Larger scores are more surprising and more suspicious. Codelengths are in nats. Tensors are returned in float64: on
     the model's device if the model is in float64, otherwise on the CPU, because a device may lack float64.
 
@@ -290,6 +292,7 @@ class IFComp(FittedState):
         parts = [self._data(data) for data in (held_out, shifted) if data is not None]
         settings, first = {**self._calibration_identity, "version": __version__}, first_held_out(parts)
         evaluation = self._evaluation(first, None)
+        self._check_code()
         seed = self.settings.seed
         self._calibration = calibrate(evaluation, self.model, parts, settings, seed=seed, progress=progress)
         return self._calibration
@@ -366,7 +369,9 @@ class IFComp(FittedState):
         ood_threshold([0.0], tpr)  # checks tpr before any work is done
         identity = self._detector_identity
         first, batches = _unlabelled(self._data(held_out), "ood_detector", progress)
-        self._ood_rule = rule = build_rule(self._member_scorer(first), batches, score, tpr, identity)
+        scorer = self._member_scorer(first)
+        self._check_code()
+        self._ood_rule = rule = build_rule(scorer, batches, score, tpr, identity)
         return OODDetector(rule, self._read_members)
 
     @property
@@ -390,7 +395,9 @@ class IFComp(FittedState):
         known = self._data(data)
         warn_if_shuffled(known.batches)
         first, batches = _unlabelled(known, "table", progress)
-        frame = self._member_scorer(first).score_data(batches, rule.members)
+        scorer = self._member_scorer(first)
+        self._check_code()
+        frame = scorer.score_data(batches, rule.members)
         names = None if known.example_names is None else known.example_names()
         return frame if len(names or ()) != len(frame) else frame.assign(name=names)
 
@@ -538,7 +545,7 @@ class IFComp(FittedState):
             raise EmptyDataError("score needs at least one example, but the data is empty.")
         check_label_form(first)
         evaluation = self._evaluation(first, damping).with_limit(limit)
-        check_probe(self.model, self._probe, "The fitted factors")
+        self._check_code()
         rows = (known_length(data.batches) or 1) * first.size
         with ExitStack() as stack:
             work = NO_CHECKPOINT
@@ -557,7 +564,9 @@ class IFComp(FittedState):
             columns = score_columns(evaluation, shard, options, work)
         frame = gather_rows(pd.DataFrame({name: value.numpy() for name, value in columns.items()}))
         if checkpoint is not None and not np.array_equal(frame["index"], np.arange(len(frame))):
-            raise CheckpointError(f"'{checkpoint.path}' has other rows than it says. Delete it to start again.")
+            raise CheckpointError(
+                f"'{checkpoint.path}' does not contain the rows of all examples in order. Delete it to start again."
+            )
         settings = {
             **asdict(options),
             "model": short_digest(self._fingerprint),
@@ -693,7 +702,9 @@ class IFComp(FittedState):
         train = self._data(train)
         check_reiterable(train.batches, "explain reads the data once for each group of queries")
         check_repeatable(train, in_order=False)
-        return explain(self._evaluation(batch, damping), batch, train.batches, k, positions, progress)
+        evaluation = self._evaluation(batch, damping)
+        self._check_code()
+        return explain(evaluation, batch, train.batches, k, positions, progress)
 
     def prune(
         self,
@@ -879,6 +890,10 @@ class IFComp(FittedState):
         advice = "Give the model, sua= and max_output_basis= of the fit; partial=True accepts missing parameters."
         made._receive(factors, fingerprint(model), {}, "The given factors", advice)
         return made
+
+    def _check_code(self) -> None:
+        """Raise FingerprintError if the model computes other logits than in the fit with the same weights."""
+        check_probe(self.model, self._probe, "The fitted factors")
 
     def _column(self, name: str, batch: Batch, options: ScoreOptions, damping: Damping | None) -> Tensor:
         evaluation = self._evaluation(batch, damping)

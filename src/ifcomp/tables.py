@@ -5,23 +5,18 @@ from __future__ import annotations
 import html
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from ifcomp.io.delimited import escape_cell
 from ifcomp.io.files import atomic_write
 from ifcomp.optional import requires_package
 
 #: Largest number of rows that notebooks show.
 SHOWN_ROWS = 10
-
-#: Start of a text that spreadsheets run as a formula, also in full-width characters. Plain numbers are exempt.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 class _HasTable(Protocol):
@@ -92,8 +87,7 @@ def write_parquet(
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
     """Write a frame to a CSV file, atomically.
 
-    Texts that start like a formula get a leading apostrophe, so that spreadsheets do not run them. Control characters
-    and line breaks are escaped, so every row is one line.
+    Texts are escaped by `escape_cell`, so that spreadsheets run none of them, and every row is one line.
     """
     texts = {name: frame[name].map(_escape) for name in frame.columns if not is_numeric_dtype(frame[name])}
     with atomic_write(path) as scratch:
@@ -101,7 +95,4 @@ def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame) -> None:
 
 
 def _escape(value: Any) -> Any:
-    if not isinstance(value, str) or _NUMBER.fullmatch(value):
-        return value
-    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-    return f"'{text}" if _FORMULA.match(value) else text
+    return escape_cell(value) if isinstance(value, str) else value

@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 from benchmarks import record
-from benchmarks.page import page
+from benchmarks.page import COMPILED, page
 from benchmarks.run import chosen, run, tables
+from benchmarks.suite import Measured, Times
 from benchmarks.suites import SUITES, fit, processes
 from benchmarks.tables import rows
 from ifcomp.errors import SettingError
@@ -50,7 +51,7 @@ def test_a_suite_runs_and_is_written(name: str, tmp_path: Path) -> None:
         assert [row[0].text for row in cells] == list(section.subjects)
         for row in cells:
             assert all(math.isfinite(float(entry.text.split(" ")[0].replace(",", ""))) for entry in row[1:])
-            assert f"| {' | '.join(entry.text for entry in row)} |" in text
+            assert f"| {' | '.join(entry.text.split(' (')[0] for entry in row)} |" in text
             assert all(entry.text in output.getvalue() for entry in row)
         goals = [column.goal is not None for column in section.columns]
         assert all((entry.met is not None) <= goal for row in cells for entry, goal in zip(row[1:], goals, strict=True))
@@ -58,6 +59,29 @@ def test_a_suite_runs_and_is_written(name: str, tmp_path: Path) -> None:
         assert (result.threads, result.environment["threads"], result.environment["tiny"]) == (1, 1, True)
         assert result.measured.numbers.get("difference", 0.0) <= COMPARED.get(name, 0.0)
     assert ("difference" in results[name][0].measured.numbers) == (name in COMPARED)
+
+
+def test_the_page_shows_results_of_compiled_kernels_only_without_others(tmp_path: Path) -> None:
+    def written(cpu: str, forward: float, threads: int = 1, **more: str) -> None:
+        environment = {"cpu": cpu, "commit": None, "torch": "2", "date": "today", **more}
+        times = {"forward": Times(1, [forward]), "ours": Times(1, [0.3])}
+        record.write("last", [record.Run("LeNet", threads, environment, Measured(times))], tmp_path)
+
+    written("A", 0.001, library="AVX2")
+    assert "| LeNet | 1.000 | 300.000 | 300.00 |" in page(tmp_path)
+    assert COMPILED in page(tmp_path)
+    assert "last layer only | - | - | - |" in page(tmp_path)
+    written("B", 0.1)
+    written("C", 0.2, threads=2)
+    text = page(tmp_path)
+    assert COMPILED not in text
+    assert "| 300.00 |" not in text
+    assert "last layer only | 3.0 | - | - |" in text
+    assert (
+        text.index("| LeNet | 100.000 |")
+        < text.index('??? note "More threads"')
+        < text.index("    | LeNet | 200.000 |")
+    )
 
 
 def test_suites_are_chosen_by_name() -> None:

@@ -160,6 +160,14 @@ def test_folder_that_cannot_be_created_is_no_error(run: Project, calls: list[str
     assert Path("run.ifcomp.cache").read_text() == "a file"
 
 
+def test_nothing_is_stored_in_a_linked_folder(run: Project, calls: list[str]) -> None:
+    """A link that comes with a run of somebody else may lead to any folder."""
+    Path("elsewhere").mkdir()
+    Path("run.ifcomp.cache").symlink_to("elsewhere")
+    assert audit_calls(calls) == 1
+    assert list(Path("elsewhere").iterdir()) == []
+
+
 def test_warnings_of_a_stored_result_are_repeated(run: Project) -> None:
     opened = open_run("run.ifcomp", ModelOptions())
     source = opened.open_data(None, DataOptions())

@@ -37,7 +37,9 @@ def test_demo(tmp_path: Path) -> None:
     page = (tmp_path / "ifcomp-demo.html").read_text(encoding="utf-8")
     assert content["audit"]["headline"] in page
     assert "of 497 inputs are above the threshold" in page
-    assert "data:image/png" in page
+    assert "data:image/png" in page.split('<script type="application/json"')[1]  # the cards
+    gallery = page.split('<ul class="gallery">')[1].split("</section>")[0].split('<li class="panel">')[1:]
+    assert [item.count("data:image/png") for item in gallery] == [5] * 12  # the input, four training examples
 
 
 def check_audit(audit: dict[str, Any]) -> None:

@@ -32,6 +32,18 @@ def test_cells_never_start_a_formula(tmp_path: Path) -> None:
     assert [float(row["value"]) for row in rows] == (np.arange(len(names)) - 5.5).tolist()
 
 
+def test_cells_never_start_a_formula_after_a_semicolon(tmp_path: Path) -> None:
+    """In many countries spreadsheets separate cells of a CSV file by semicolons."""
+    path = tmp_path / "a.csv"
+    write_csv(
+        path, pd.DataFrame({"index": [0, 1, 2, 3], "name": ["a;=cmd|' /C calc'!A0", "a; +1;@2", 'a";=1', "a;b=1"]})
+    )
+    cells = [cell.strip() for line in path.read_text().splitlines() for cell in line.split(";")]
+    assert len(cells) == 10
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    assert pd.read_csv(path)["name"][3] == "a;b=1"
+
+
 def test_file_names_in_an_audit_are_text(project: Project) -> None:
     x, y = project.arrays("train")
     for index, (image, label) in enumerate(zip(x, y, strict=True)):

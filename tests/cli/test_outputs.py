@@ -66,6 +66,10 @@ def test_tables_do_not_replace_inputs(run: Project) -> None:
     os.link("run.ifcomp", "run.csv")
     for table in ("data.csv", "net.csv", "run.csv"):
         refused_unchanged(table, "score", "run.ifcomp", "--out", table)
+    os.link("net.safetensors", "net.html")
+    for command in ("audit", "report"):
+        option = "--out" if command == "report" else "--report"
+        refused_unchanged("net.html", command, "run.ifcomp", option, "net.html")
 
 
 def make_dangling(path: Path) -> None:
@@ -85,6 +89,19 @@ def test_lock_files_of_another_kind_are_refused_at_once(make: Callable[[Path], N
     )
     assert "StorageError: Cannot write" in result.stderr
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_pipes_in_the_place_of_folders_of_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
+    """shutil.rmtree waits for ever at a pipe without a writer."""
+    names = ("scores.csv.partial.files", ".scores.csv.partial.0123abcd", ".scores.csv.0123abcd")
+    for name in names:
+        os.mkfifo(tmp_path / name)
+    code = (
+        "from ifcomp import Checkpoint; from ifcomp.io.files import remove_scratch_files\n"
+        "with Checkpoint('scores.csv.partial'): remove_scratch_files('scores.csv')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_a_lock_file_that_is_a_pipe_with_a_reader_is_refused(tmp_path: Path) -> None:

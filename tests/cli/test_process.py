@@ -133,7 +133,7 @@ def test_interruption(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "titles"), [("fit", ("pass 1 of 2", "pass 2 of 2")), ("audit", ("layer statistics", "layer features"))]
+    ("name", "titles"), [("fit", ("pass 1 of 2", "pass 2 of 2")), ("audit", ("statistics of the data", "features of the data"))]
 )
 def test_progress_shows_the_remaining_time(project: Project, name: str, titles: tuple[str, ...]) -> None:
     Path("slow.py").write_text(SLOW)

@@ -126,7 +126,7 @@ def test_key_path_is_absolute_whatever_home_is(here: Path, home: str, monkeypatc
     assert not key_path().is_relative_to(here)
 
 
-@pytest.mark.parametrize("how", ["readable", "link", "pipe", "short"])
+@pytest.mark.parametrize("how", ["readable", "link", "pipe", "folder", "short"])
 def test_key_that_is_not_private_is_not_used(
     here: Path, how: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +144,8 @@ def test_key_that_is_not_private_is_not_used(
         path.symlink_to("other")
     elif how == "pipe":
         os.mkfifo(path, 0o600)
+    elif how == "folder":
+        path.mkdir()
     else:
         path.write_bytes(b"short")
         path.chmod(0o600)
@@ -251,9 +253,9 @@ def test_run_without_a_record(run: Project) -> None:
     remove_record()
     result = ifcomp("score", "run.ifcomp")
     assert result.exit_code == 2
-    assert "'run.ifcomp' was not written by 'ifcomp fit', so name the data yourself" in result.stderr
+    assert "'run.ifcomp' was not written by 'ifcomp fit' and does not contain the names" in result.stderr
     result = ifcomp("score", "run.ifcomp", "npz:train.npz")
-    assert "so name the model with --model yourself" in result.stderr
+    assert "Add the model with --model to the command." in result.stderr
     arguments = ["npz:train.npz", "--model", run.model, "--weights", "net.safetensors", "--out", "s.csv"]
     assert ifcomp("score", "run.ifcomp", *arguments).exit_code == 0
 

@@ -117,7 +117,7 @@ def test_neighbours_are_examples_of_the_reference(run: Project, parts: dict[str,
     np.testing.assert_array_equal(near.preview.content, x[near.index].numpy())
 
 
-@pytest.mark.filterwarnings("ignore:Only 2 of 5 predictors carry the audit")
+@pytest.mark.filterwarnings("ignore:The audit relies on only 2 of 5 predictors")
 def test_other_data_has_no_explanations(run: Project, parts: dict[str, Any]) -> None:
     assert ifcomp("report", "run.ifcomp", "npz:valid.npz").exit_code == 0
     assert parts["explanations"] == {}

@@ -31,24 +31,26 @@ def noisy_labels(count: int, noise: float, classes: int = CLASSES) -> tuple[np.n
     return truth, np.where(wrong, (truth + generator.integers(1, classes, count)) % classes, truth)
 
 
-def weigh(distributions: list[np.ndarray], labels: np.ndarray, untrained: int = 0) -> np.ndarray:
+def weigh(
+    distributions: list[np.ndarray], labels: np.ndarray, untrained: int = 0, reference: np.ndarray | None = None
+) -> np.ndarray:
     names = [f"layer {index}" for index in range(len(distributions) - 1)] + [MODEL]
     members = [
         Member(name, "votes", array, index >= untrained)
         for index, (name, array) in enumerate(zip(names, distributions, strict=True))
     ]
-    return pool_weights(members, labels).weight
+    return pool_weights(members, labels, reference).weight
 
 
 def slow_weights(
-    distributions: list[np.ndarray], labels: np.ndarray, start: list[float], priors: list[float]
+    distributions: list[np.ndarray], labels: np.ndarray, fitted: np.ndarray, start: list[float], priors: list[float]
 ) -> list[float]:
     """Weights by their definition, example by example."""
     count, weights = len(distributions), start
-    frequencies = [np.mean(labels == label) for label in range(CLASSES)]
+    frequencies = [np.mean(fitted == label) for label in range(CLASSES)]
 
     def margin_of(p: np.ndarray, label: int) -> float:
-        lift = [value / frequency for value, frequency in zip(p, frequencies, strict=True)]
+        lift = [value / frequency if frequency else 0.0 for value, frequency in zip(p, frequencies, strict=True)]
         return (lift[label] - max(value for y, value in enumerate(lift) if y != label)) / sum(lift)
 
     for _ in range(60):
@@ -79,12 +81,17 @@ def slow_weights(
     ],
 )
 def test_weights_equal_the_definition(untrained: int, start: list[float], priors: list[float]) -> None:
+    """Members are divided by the class frequencies of the labels that they were fitted on."""
     truth, labels = noisy_labels(80, 0.25)
     arrays = [distribution(mistaken(truth, 0.8, seed), 1.5, seed) for seed in range(3)]
     arrays += [distribution(mistaken(labels, 0.7, 5), 1.0, 5), distribution(labels, 4.0, 6)]
     arrays = [array.astype(np.float32).astype(np.float64) for array in arrays]
     found = weigh(arrays, labels, untrained)
-    np.testing.assert_allclose(found, slow_weights(arrays, labels, start, priors), atol=1e-5)
+    np.testing.assert_allclose(found, slow_weights(arrays, labels, labels, start, priors), atol=1e-5)
+    for sizes in ([70, 20, 10, 5], [70, 0, 20, 10]):
+        reference = np.repeat(np.arange(CLASSES), sizes)
+        found = weigh(arrays, labels, untrained, reference)
+        np.testing.assert_allclose(found, slow_weights(arrays, labels, reference, start, priors), atol=1e-5)
 
 
 def test_members_that_echo_the_labels_lose_their_weight() -> None:

@@ -184,6 +184,9 @@ def test_the_page_has_a_row_per_architecture(tmp_path: Path) -> None:
     refused = Result("odd", "torch", "refused", message="ModelError: first | line\nsecond line")
     write_page({"timm/ViT": exact, "torch/odd": refused}, tmp_path / "zoo.md")
     text = (tmp_path / "zoo.md").read_text()
-    assert "2 architectures: 1 exact, 1 refused." in text
-    assert "| ViT | timm | 4,000 | 95.0 % | 3e-15 | - | exact |" in text
-    assert "| odd | torch | 0 | - | - | - | refused: ModelError: first / line |" in text
+    assert "2 architectures were tested: 1 exact, 1 refused." in text
+    assert "| timm | 1 | 1 | 95 % |" in text
+    assert "| torch | 1 | 0 | - |" in text
+    assert "    | ViT | 4,000 | 95.0 % | 3e-15 |" in text
+    assert "    | odd | 0 | - | - |" in text
+    assert "| odd | torch | refused: ModelError: first / line |" in text

@@ -64,6 +64,7 @@ FIT = ["fit", "net:build", "net:Digits", "--checkpoint-every", "0.1"]
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "fit": (FIT, ["run.ifcomp"]),
     "score": (["score", "run.ifcomp", "--checkpoint-every", "0.1"], ["scores.csv"]),
+    "audit": (["audit", "run.ifcomp", "--checkpoint-every", "0.1"], ["audit.csv"]),
     "reproduce": (["reproduce", "pruning", "--out", "results"], ["results/pruning/digits/result.json"]),
 }
 
@@ -100,7 +101,7 @@ def kill_repeatedly(command: str, kills: int, seed: int, folder: Path) -> Tally:
     """
     moments, tally = random.Random(f"{command} {seed}"), Tally()
     (folder / "net.py").write_text(MODULE)
-    if command == "score":
+    if command in ("score", "audit"):
         Process(FIT, folder).end()
     kept = _names(folder)
     arguments, outputs = COMMANDS[command]
@@ -125,7 +126,7 @@ def kill_repeatedly(command: str, kills: int, seed: int, folder: Path) -> Tally:
         Process(arguments, folder).end()
         tally.episodes += 1
         tally.identical += [content(folder / name) for name in outputs] == expected
-        allowed = kept | {"started", *(name.split("/")[0] for name in outputs)}
+        allowed = kept | {"started", "run.ifcomp.cache", *(name.split("/")[0] for name in outputs)}
         tally.left_over += sorted(_names(folder) - allowed)
     return tally
 
@@ -222,7 +223,7 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=25, help="number of kills per command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commands", default="fit,score", help=f"commands to kill, of {', '.join(COMMANDS)}")
+    parser.add_argument("--commands", default="fit,score,audit", help=f"commands to kill, of {', '.join(COMMANDS)}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tallies = {}

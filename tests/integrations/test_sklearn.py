@@ -86,7 +86,7 @@ def test_labels_of_any_type(names: list[Any]) -> None:
     assert np.array_equal(named.table(X, labels).frame, plain.table(X, Y).frame)
 
 
-@pytest.mark.filterwarnings("ignore:Only . of 7 predictors carry the audit")
+@pytest.mark.filterwarnings("ignore:The audit relies on only . of 7 predictors")
 def test_the_audit_finds_a_wrong_label() -> None:
     labels = np.array(["setosa", "versicolor", "virginica"], dtype=object)[Y]
     labels[7] = "virginica"

@@ -42,12 +42,17 @@ def test_changed_code_is_noticed_when_a_fit_is_loaded(tmp_path: Path) -> None:
             IFComp.load(tmp_path / "run", network(changed))
 
 
-def test_changed_code_is_noticed_by_an_audit() -> None:
+@pytest.mark.filterwarnings("ignore::ifcomp.errors.IfcompWarning")  # few examples
+@pytest.mark.parametrize("verb", ["audit", "score", "prune", "calibrate", "ood_detector", "table", "explain"])
+def test_changed_code_is_noticed_by_every_verb_that_reads_data(verb: str) -> None:
     model = network()
     ifc = IFComp(model).fit(DATA)
+    many = [(x, y) for x, y in DATA for _ in range(60 // len(x) + 1)]
+    gate = ifc.ood_detector(many)
+    calls = {"table": lambda: gate.table(DATA), "explain": lambda: ifc.explain(*DATA[0], DATA)}
     model.activation = torch.tanh
     with pytest.raises(FingerprintError, match="The fitted factors belong to a model with other code"):
-        ifc.audit(DATA)
+        calls.get(verb, lambda: getattr(ifc, verb)(many))()
 
 
 @pytest.mark.parametrize("change", [lambda model: model[0].hidden.weight.add_(1e-4), lambda model: model.train()(X)])

@@ -201,7 +201,7 @@ def test_rows_are_those_up_to_the_position(change: Callable[[Tensor], Tensor], k
         score(path)
     kill(0)
     rewrite(path, lambda _, tensors: tensors.update({name: change(rows) for name, rows in tensors.items()}))
-    with pytest.raises(CheckpointError, match="other rows than it says"):
+    with pytest.raises(CheckpointError, match="the rows of all examples in order"):
         score(path)
 
 

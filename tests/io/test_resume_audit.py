@@ -142,6 +142,33 @@ def test_a_checkpoint_without_its_files_is_refused(number: int, kill: Kill, tmp_
         audit(tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    ("number", "finished"),
+    [(NUM_BATCHES + 1, AUDITED_LAYERS), (2 * NUM_BATCHES + 1, AUDITED_LAYERS + 2), (TOTAL, 3 * AUDITED_LAYERS)],
+)
+def test_flipped_bits_in_finished_rows_are_refused(number: int, finished: int, kill: Kill, tmp_path: Path) -> None:
+    """Features and distributions of all layers are in files beside the checkpoint."""
+    (tmp_path / "killed").mkdir()
+    kill(number)
+    with pytest.raises(Killed):
+        audit(tmp_path / "killed" / "work")
+    kill(0)
+    expected, refused = result_bytes(audit(tmp_path / "other")), 0
+    for file in sorted((tmp_path / "killed" / "work.files").iterdir()):
+        folder = shutil.copytree(tmp_path / "killed", tmp_path / f"copy of {file.name}")
+        content = bytearray(file.read_bytes())
+        content[2] ^= 1
+        (folder / "work.files" / file.name).write_bytes(content)
+        try:
+            found = result_bytes(audit(folder / "work"))
+        except CheckpointError as error:
+            refused += "was damaged or changed" in str(error)
+        else:
+            assert found == expected
+    assert refused == finished
+    assert result_bytes(audit(tmp_path / "killed" / "work")) == expected
+
+
 def test_files_do_not_remain_without_a_checkpoint(tmp_path: Path) -> None:
     class Broken(list[Any]):
         reads = 0

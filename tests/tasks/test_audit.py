@@ -274,7 +274,7 @@ def test_few_carrying_members_are_a_warning() -> None:
     contrary = distributions((truth + 2) % 4, 4, 7, confidence=9.0)
     members += [Member("b", "votes", contrary), Member(MODEL, MODEL, np.eye(4)[labels])]
     evidence = Evidence(labels, members, {}, labels, True)
-    with pytest.warns(IfcompWarning, match=r"Only 2 of 4 predictors carry the audit: a \(votes\), a \(readout\)\."):
+    with pytest.warns(IfcompWarning, match=r"The audit relies on only 2 of 4 predictors: a \(votes\), a \(readout\)\."):
         audit_evidence(evidence, {})
 
 
@@ -288,3 +288,31 @@ def test_the_headline_names_an_input_without_information() -> None:
         untrained = [Member("input", kind, array, is_trained=False) for kind in ("votes", "readout")]
         audit = audit_evidence(replace(evidence, members=[*untrained, *evidence.members]), {})
         assert ("The input alone predicts the labels no better" in audit.headline) == is_named
+
+
+def of_reference(balanced: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> LabelAudit:
+    """The audit of distributions for balanced classes, as predictors on this reference return them."""
+    frequencies = np.bincount(reference) / len(reference)
+    members = []
+    for seed, name in enumerate(("input", "a", MODEL)):
+        distribution = balanced[seed] * frequencies
+        members.append(Member(name, "votes", distribution / distribution.sum(1, keepdims=True), name != "input"))
+    neighbours = {name: np.zeros((len(labels), 1), dtype=int) for name in ("input", "a")}
+    return audit_evidence(Evidence(labels, members, neighbours, reference, False), {})
+
+
+def test_weights_hardly_depend_on_the_class_frequencies_of_the_reference() -> None:
+    """The predictors change with the frequencies of the reference, but not what they know."""
+    labels, truth = noisy()
+    balanced = [distributions(truth, 4, seed, confidence) for seed, confidence in enumerate((0.5, 2.0, 3.0))]
+    one, other = (of_reference(balanced, labels, np.repeat(np.arange(4), sizes)) for sizes in (50, [170, 10, 10, 10]))
+    np.testing.assert_allclose(one.weights["weight"], other.weights["weight"], atol=0.1)
+
+
+def test_an_informative_input_with_a_balanced_reference_is_recognised_on_data_of_one_frequent_class() -> None:
+    """Its likelihood is below that of the frequencies of the data, which it does not know."""
+    labels = np.repeat(np.arange(4), [194, 2, 2, 2])
+    balanced = [distributions(labels, 4, seed, 1.0) for seed in range(3)]
+    audit = of_reference(balanced, labels, np.arange(80) % 4)
+    assert np.log(audit.evidence.members[0].probabilities[np.arange(200), labels]).mean() < -0.5
+    assert "The input alone predicts the labels no better" not in audit.headline

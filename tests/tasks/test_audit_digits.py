@@ -146,7 +146,7 @@ def test_labels_in_another_order_than_the_classes_of_the_model_are_reported() ->
     assert audit.headline.startswith("The layers contradict ")
 
 
-@pytest.mark.filterwarnings("ignore:Only . of 7 predictors")  # one neighbour votes
+@pytest.mark.filterwarnings("ignore:The audit relies on only . of 7 predictors")  # one neighbour votes
 def test_a_thousand_classes_of_three_examples() -> None:
     """Distributions have n K elements per member."""
     inputs, labels, is_wrong = clusters([3] * 1000, 0.05, spread=0.05)
@@ -241,7 +241,7 @@ def test_a_model_with_one_logit_is_refused() -> None:
         IFComp(nn.Linear(5, 1)).audit([(small()[0], torch.zeros(30, dtype=torch.long))], progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:Only 1 of 1 predictors")
+@pytest.mark.filterwarnings("ignore:The audit relies on only 1 of 1 predictors")
 def test_one_example_is_not_scored() -> None:
     audit = IFComp(Counting()).audit([(small()[0][:1], small()[1][:1])], progress=False)
     assert audit.frame["score"].isna().all()
@@ -265,7 +265,7 @@ def test_few_examples_are_audited(count: int) -> None:
         np.testing.assert_array_equal(audit.frame["score"].isna(), is_single)
 
 
-@pytest.mark.filterwarnings("ignore:Only 1 of 1 predictors")
+@pytest.mark.filterwarnings("ignore:The audit relies on only 1 of 1 predictors")
 def test_equal_inputs_leave_only_the_model() -> None:
     audit = IFComp(Counting()).audit([(torch.ones(30, 5), small()[1])], progress=False)
     assert audit.weights["layer"].tolist() == ["model"]
@@ -284,7 +284,7 @@ def test_the_model_is_not_modified() -> None:
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
 
 
-@pytest.mark.filterwarnings("ignore:Only . of 3 predictors")  # the weights of the model are random
+@pytest.mark.filterwarnings("ignore:The audit relies on only . of 3 predictors")  # the weights of the model are random
 def test_a_fit_on_the_data_adds_label_complexity_and_influential_examples() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=generator)

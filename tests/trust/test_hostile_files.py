@@ -400,6 +400,27 @@ def test_chunks_of_long_rows_are_small(kind: str, tmp_path: Path) -> None:
             assert next(chunks).num_rows < 5
 
 
+class CountedName(str):
+    """A name that counts its comparisons."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_columns_are_compared_in_linear_time(tmp_path: Path) -> None:
+    names = [f"column {number}" for number in range(200)]
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({name: [0.0, 1.0] for name in names}), path)
+    CountedName.comparisons = 0
+    with pq.ParquetFile(path) as file:
+        assert sum(chunk.num_rows for chunk in read_chunks(file, str(path), list(map(CountedName, names)))) == 2
+    assert CountedName.comparisons < 20 * len(names)
+
+
 def test_lists_that_swell_are_refused(tmp_path: Path) -> None:
     path, rows, length = tmp_path / "data.parquet", 800_000, 100
     values = pa.array(np.zeros(rows * length, np.float32))

@@ -86,8 +86,6 @@ def audit(
     from ifcomp.cli.run import check_labelled, open_run, resumable
     from ifcomp.distributed import process_info
 
-    if report is not None:
-        check_target(report, (".html",))
     if data is not None and named_data is not None:
         raise SettingError("Give the data once: as the argument DATA or with --data.")
     if path is None and (model.model is None or (data or named_data) is None):
@@ -95,7 +93,10 @@ def audit(
             "Give a run, or a model and data: --model package.module:factory --weights FILE --data DATA."
         )
     run = open_run(path, model)
-    check_target(out, TABLE_SUFFIXES, run.inputs(data, named_data, reference))
+    inputs = run.inputs(data, named_data, reference)
+    check_target(out, TABLE_SUFFIXES, inputs)
+    if report is not None:
+        check_target(report, (".html",), inputs)
     source = run.open_data(data or named_data, reading)
     trusted = None if reference is None else run.open_data(reference, reading, secondary=True, like=source)
     sources = [source] if trusted is None else [source, trusted]
@@ -119,9 +120,9 @@ def audit(
         written[report] = "the report: open it in a browser"
     rows, names, reason = records(result.ranked.head(top), source), run.class_names(source), _gate(result, max_suspects)
     headline = result.headline.replace("reference=", "--reference")
-    inputs = {"run": path, "model": run.model, "data": source.spec, "reference": reference}
+    named = {"run": path, "model": run.model, "data": source.spec, "reference": reference}
     return Outcome(
-        {**inputs, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
+        {**named, **_facts(result, rows), "class_names": names, "max_suspects": max_suspects, "exit_reason": reason},
         [
             paragraph(headline),
             *_top_table(result, rows, names),

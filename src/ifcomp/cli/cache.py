@@ -153,8 +153,12 @@ class Cache:
 
 
 def open_cache(run: Run, ifc: IFComp) -> Cache:
-    """Return the cache of a run for its predictor. Nothing is stored without a run, and in several processes."""
-    if run.path is None or process_info().world_size > 1:
+    """Return the cache of a run for its predictor.
+
+    Nothing is stored without a run, in several processes, and if the folder is a link: it may lead to another folder.
+    """
+    folder = None if run.path is None else Path(f"{run.path}.cache")
+    if folder is None or folder.is_symlink() or process_info().world_size > 1:
         return Cache(None, ifc, {})
     factors = ifc.factors
     blocks = {} if factors is None else factors.blocks
@@ -166,7 +170,7 @@ def open_cache(run: Run, ifc: IFComp) -> Cache:
         "factors": digest_tensors(tensors),
         "settings": {**asdict(ifc.settings), "damping": repr(ifc.damping)},
     }
-    return Cache(Path(f"{run.path}.cache"), ifc, identity)
+    return Cache(folder, ifc, identity)
 
 
 def _block_tensors(block: Any) -> list[Tensor]:

@@ -51,7 +51,10 @@ def calibrate(
     if figure is not None:
         check_target(figure, FIGURE_SUFFIXES, run.inputs(held_out, shifted))
     if run.is_training_data(held_out):
-        raise SettingError(f"The model was trained on '{held_out}', where it is more accurate. Name held-out data.")
+        raise SettingError(
+            f"The model was trained on '{held_out}', where it is more accurate than on new data. Give data that it was "
+            "not trained on."
+        )
     sources = [run.open_data(spec, reading) for spec in (held_out, shifted) if spec is not None]
     for source in sources:
         check_labelled(source)

@@ -55,8 +55,17 @@ def demo(
             "out_of_distribution": study.judge_gate(gate, network, data, seed),
             "predictions": study.judge_predictions(ifc, data.test.shifted(seed + 1)),
         }
-        inverted = gate.table(study.OOD_INPUTS["inverted digits"](data.test.images, torch.Generator()), progress=False)
-        ifc.report(out, title="ifcomp demo", audit=audit, ood=inverted, calibration=calibration, previews=data.previews)
+        invert = study.OOD_INPUTS["inverted digits"]
+        inverted = study.Digits(invert(data.test.images, torch.Generator()), data.test.labels)
+        ifc.report(
+            out,
+            title="ifcomp demo",
+            audit=audit,
+            ood=gate.table(inverted.images, progress=False),
+            calibration=calibration,
+            previews=data.training.previews,
+            ood_previews=inverted.previews,
+        )
     facts["seconds"] = time.perf_counter() - started
     return Outcome(
         facts,

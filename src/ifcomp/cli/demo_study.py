@@ -61,6 +61,10 @@ class Digits:
         """Return batches in order."""
         return list(zip(self.images.split(size), self.labels.split(size), strict=True))
 
+    def previews(self, indices: Sequence[int]) -> list[Preview]:
+        """Return the images at the given positions, for the report."""
+        return [Preview("image", self.images[index, 0]) for index in indices]
+
 
 @dataclass(frozen=True)
 class Data:
@@ -70,10 +74,6 @@ class Data:
     flipped: Tensor
     held_out: Digits
     test: Digits
-
-    def previews(self, indices: Sequence[int]) -> list[Preview]:
-        """Return the images of training digits, for the report."""
-        return [Preview("image", self.training.images[index, 0]) for index in indices]
 
 
 def load_data(seed: int) -> Data:

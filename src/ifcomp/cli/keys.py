@@ -68,14 +68,15 @@ def _read_key(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
         if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             warnings.warn(
-                f"The key '{path}' belongs to another user or is readable by others, so it is not used. Delete it; the "
-                "next fit creates another one.",
+                f"The key '{path}', which signs your runs, belongs to another user or is readable by others, so it is "
+                "not used. Delete it; the next fit creates another one.",
                 IfcompWarning,
                 stacklevel=3,
             )

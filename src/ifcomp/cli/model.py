@@ -177,8 +177,8 @@ def _check_classes(source: Source, num_classes: int) -> None:
     names = source.class_names
     if names is not None and len(names) != num_classes:
         raise DataError(
-            f"'{source.spec}' has {len(names)} classes ({_listed(names)}), but the model has {num_classes} logits, so "
-            "labels and logits would not match."
+            f"'{source.spec}' has {len(names)} classes ({_listed(names)}), but the model has {num_classes} outputs. "
+            "Give data with the classes that the model was trained on."
         )
     if source.labels is not None:
         check_labels(Batch((), {}, source.labels, len(source.labels), f"'{source.spec}'"), num_classes)

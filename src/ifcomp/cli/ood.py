@@ -89,14 +89,15 @@ def ood(
     check_members(members)  # checks settings before any work is done
     ood_threshold([0.0], 0.95 if tpr is None else tpr)
     if held_out is None and (score is not None or tpr is not None):
-        raise SettingError("--score and --tpr belong to a new detector. Name its held-out inputs with --held-out.")
+        raise SettingError("--score and --tpr define a new detector, which needs held-out inputs: add --held-out DATA.")
     run = open_run(path, model)
     check_target(out, TABLE_SUFFIXES, run.inputs(data, held_out, known_ood))
     if held_out is not None:
         check_target(path)
         if run.is_training_data(held_out):
             raise SettingError(
-                f"The model was trained on '{held_out}', which is less surprising than new data. Name held-out data."
+                f"The model was trained on '{held_out}', which is less surprising than new data. Give --held-out data "
+                "that it was not trained on."
             )
     source = run.open_data(data, reading, labelled=False)
     others = {

@@ -87,7 +87,8 @@ def _reliability(ifc: IFComp, held_out: Source, path: str) -> ReliabilityPair:
 
     if ifc.calibration is None:
         raise SettingError(
-            f"'{path}' is not calibrated, so --held-out has nothing to show. Run 'ifcomp calibrate {path} DATA' first."
+            f"--held-out shows the calibration on other data, but '{path}' is not calibrated. Run 'ifcomp calibrate "
+            f"{path} DATA' first."
         )
     check_labelled(held_out)
     curves = predict_source(ifc, held_out).curves()

@@ -157,15 +157,19 @@ class Run:
     def _refuse(self, missing: str) -> NoReturn:
         """Raise an error: something must be named because the record is missing or not trusted."""
         if self.path is None:
-            raise SettingError(f"There is no run, so name {missing}.")
+            raise SettingError(f"Without a run of 'ifcomp fit' this command needs {missing}.")
         record = read_record(self.path)
         if record is None:
-            raise SettingError(f"The run '{self.path}' was not written by 'ifcomp fit', so name {missing} yourself.")
+            raise SettingError(
+                f"The run '{self.path}' was not written by 'ifcomp fit' and does not contain the names of model and "
+                f"data. Add {missing} to the command."
+            )
         names = {"data": record.data, "--model": record.model, "--weights": record.weights}
         listed = " ".join(f"{key} {shlex.quote(one_line(name))}" for key, name in names.items() if name)
         raise SettingError(
             f"You did not write the run '{self.path}' on this computer, so the code and files that it names are not "
-            f"used. Name them yourself if you know them: {listed}. If you trust its author, add --trust-run."
+            f"used. If you know them, add them to the command: {listed}. If you trust the author of the run, add "
+            "--trust-run."
         )
 
 
@@ -174,12 +178,12 @@ def _check_unchanged(source: Source, record: Record) -> None:
     if isinstance(source.data, IndexedBatches) and len(source) != record.examples:
         raise DataError(
             f"'{source.spec}' has {len(source):,} examples now, but the run was fitted on {record.examples:,}. "
-            "Fit again, or name the data."
+            "Fit again, or give the data on the command line to use it as it is."
         )
     if source.digest() != record.digest:
         raise DataError(
-            f"'{source.spec}' differs from the data of the fit: other inputs, labels or order. Fit again, or name the "
-            "data."
+            f"'{source.spec}' differs from the data of the fit: other inputs, labels or order. Fit again, or give the "
+            "data on the command line to use it as it is."
         )
 
 
@@ -189,8 +193,8 @@ def open_run(path: str | None, options: ModelOptions) -> Run:
         return Run(None, options, None)
     if os.path.isdir(path) or (os.path.isfile(path) and os.path.splitext(path)[1].lower() in PREFIXES):
         raise SettingError(
-            f"'{path}' is data, not a run. Name the run first. 'ifcomp audit' works without a run: --model "
-            f"package.module:factory --weights FILE --data {shlex.quote(path)}."
+            f"'{path}' is data, not a run of 'ifcomp fit'. Give the run first. 'ifcomp audit' works without a run: "
+            f"--model package.module:factory --weights FILE --data {shlex.quote(path)}."
         )
     if not os.path.isfile(path):
         raise StorageError(f"There is no run '{path}'. Create one with 'ifcomp fit MODEL DATA --out {path}'.")

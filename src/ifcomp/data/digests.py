@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -32,6 +32,12 @@ class DataDigest:
         for batch in batches:
             digest.add(batch)
         return digest
+
+    def adding(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Add the batches, and pass them on."""
+        for batch in batches:
+            self.add(batch)
+            yield batch
 
     def add(self, batch: Batch) -> None:
         """Add the examples of a batch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ifcomp.data.batches import Batch, as_batches
+from ifcomp.data.digests import DataDigest
 from ifcomp.distributed import all_gather_objects, all_reduce_sum, process_info, same_batches, shard_batches
 from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.evidence.feature_maps import FeatureMap, Moments
@@ -24,7 +25,7 @@ from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import BLOCK_ROWS, Spectrum, find_spectrum, fit_readout
 from ifcomp.evidence.seeds import seeded_order
-from ifcomp.evidence.storage import MEMORY_BYTES, allocate, copied
+from ifcomp.evidence.storage import MEMORY_BYTES, allocate, check_rows, copied, seal_rows
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.progress import track
 
@@ -155,6 +156,7 @@ class _Passes:
         memory_bytes: Memory limit of features, in bytes.
         progress: Show progress bars.
         work: Saves statistics from time to time.
+        digests: Digest of the data of each first pass in this process, by the name of the data.
     """
 
     reader: FeatureReader
@@ -162,6 +164,7 @@ class _Passes:
     memory_bytes: int
     progress: bool | None
     work: ResumableWork
+    digests: dict[str, DataDigest] = field(default_factory=dict)
 
     def summarise(self, source: str, data: Iterable[Any], known: dict[str, Tensor]) -> _Summary:
         """Run the first pass, or restore its results.
@@ -174,7 +177,8 @@ class _Passes:
         stage, statistics = _statistics_of(source), _Statistics(self.reader, source, self.seed)
         statistics.restore(self.work.begin_stage(stage, statistics.tensors, known))
         if not self.work.is_complete(stage):
-            for part in self.reader.read(self._batches(source, data, stage)):
+            self.digests[source] = digest = DataDigest()
+            for part in self.reader.read(self._batches(source, data, stage, digest)):
                 statistics.add(part)
         summary = statistics.reduced()
         if self.work.folder is not None:
@@ -198,20 +202,23 @@ class _Passes:
             summary: Results of the first pass.
             known: Results of earlier stages.
         """
-        count, stage, seen = len(summary.labels), _features_of(source), 0
+        count, stage, seen, again = len(summary.labels), _features_of(source), 0, DataDigest()
         sizes = {name: found.size for name, found in maps.items()}
+        seals = self.seals_of(stage)
 
         def state() -> dict[str, Tensor]:
             _flush(arrays)
+            seal_rows(seals, list(arrays.values()), seen)
             return {"seen": torch.tensor(seen)}
 
         saved = self.work.begin_stage(stage, state, known)
         arrays = self.allocate(count, sizes, source, bool(saved))
+        check_rows(seals, list(arrays.values()), stage)
         if self.work.is_complete(stage):
             self.work.check_batches(as_batches(data), source)
             return arrays
         seen = int(saved.get("seen", 0))
-        for part in self.reader.read(self._batches(source, data, stage)):
+        for part in self.reader.read(self._batches(source, data, stage, again)):
             rows = slice(part.position, part.position + len(part.logits))
             seen = max(seen, rows.stop)
             check_count(count, max(count, seen))
@@ -219,18 +226,27 @@ class _Passes:
             for name, found in maps.items():
                 arrays[name][rows] = found(part.features[name]).numpy()
         check_count(count, max(all_gather_objects(seen)))
+        if source in self.digests and self.digests[source].in_order != again.in_order:
+            raise _other_data("Inputs or labels")
         all_reduce_sum([torch.from_numpy(array) for array in arrays.values()])
+        if self.work.folder is not None:
+            seal_rows(seals, list(arrays.values()), count)
         return arrays
+
+    def seals_of(self, name: str) -> list[list[Any]]:
+        """Return the digests of rows in files that every checkpoint contains."""
+        seals: list[list[Any]] = self.work.settings.setdefault(f"digests of {name}", [])
+        return seals
 
     def allocate(self, rows: int, sizes: Mapping[str, int], name: str, reopen: bool) -> dict[str, np.ndarray]:
         """Return arrays [rows, size], which are in files beside the checkpoint if there is one; see `allocate`."""
         files = None if self.work.folder is None else self.work.folder / name
         return allocate(rows, sizes, _numpy_dtype(self.reader), self.memory_bytes, files, reopen=reopen)
 
-    def _batches(self, source: str, data: Iterable[Any], title: str) -> Iterator[Batch]:
-        """Iterate over this process's share of every remaining batch, with a progress bar."""
+    def _batches(self, source: str, data: Iterable[Any], title: str, digest: DataDigest) -> Iterator[Batch]:
+        """Iterate over this process's share of every remaining batch, with a progress bar. The digest has all."""
         batches = same_batches(as_batches(track(data, title, self.progress)))
-        return shard_batches(self.work.remaining_batches(batches, data_set=source))
+        return shard_batches(self.work.remaining_batches(batches, digest, source))
 
 
 def _flush(arrays: Mapping[str, np.ndarray]) -> None:
@@ -287,11 +303,15 @@ def collect_evidence(
     distributions = passes.allocate(len(summary.labels), sizes, "distributions", bool(saved))
     for name in track(list(maps), "predictors", progress):
         found = {predictor: distributions[f"{name}/{predictor}"] for predictor in _PREDICTORS}
+        seals = passes.seals_of(name)
         if f"neighbours/{name}" in saved:
             neighbours[name] = saved[f"neighbours/{name}"].numpy()
+            check_rows(seals, list(found.values()), f"distributions of {name}")
         else:
             layer = _layer_data(features[name], base_features[name], base.labels, work)
             neighbours[name] = _predict(layer, chosen, seed, found)
+            if work.folder is not None:
+                seal_rows(seals, list(found.values()), len(summary.labels))
             work.save_if_due()
         is_trained = name not in (INPUT, TOKENS)
         members += [Member(name, predictor, array, is_trained) for predictor, array in found.items()]
@@ -380,9 +400,12 @@ def _check_repeated(part: RawFeatures, labels: Tensor, logits: Tensor) -> None:
     """Raise DataError if the second pass gives other labels or logits than the first."""
     difference = (part.logits - logits).abs().max()
     if not torch.equal(part.labels, labels) or difference > _LOGIT_TOLERANCE * logits.abs().max():
-        last = part.position + len(labels) - 1
-        raise DataError(
-            f"Examples {part.position} to {last} differ between the two passes over the data: it is shuffled, or its "
-            "inputs are transformed at random. Give data that is the same in every pass: use shuffle=False, and the "
-            "transforms of evaluation instead of those of training."
-        )
+        raise _other_data(f"Examples {part.position} to {part.position + len(labels) - 1}")
+
+
+def _other_data(what: str) -> DataError:
+    return DataError(
+        f"{what} differ between the two passes over the data: it is shuffled, or its inputs are transformed at random. "
+        "Give data that is the same in every pass: use shuffle=False, and the transforms of evaluation instead of "
+        "those of training."
+    )

@@ -8,8 +8,8 @@ member disagrees with labels that the others support. The weight of a member is 
 - The prior limits the total weight of trained features, so that many similar layers do not outvote the input.
 
 In both shares a label counts by the margin of the others, ``|p(given) - p(most probable other label)|``, so that
-uncertain predictions count little. Members are compared after division by the class frequencies, so that predictions
-of frequent classes without further evidence count nothing.
+uncertain predictions count little. Members are compared after division by the class frequencies of the labels that they
+were fitted on, so that predictions of frequent classes without further evidence count nothing.
 """
 
 from __future__ import annotations
@@ -64,18 +64,22 @@ class PoolWeights:
     echo: np.ndarray
 
 
-def pool_weights(members: Sequence[Member], labels: np.ndarray, *, seed: int = 0) -> PoolWeights:
+def pool_weights(
+    members: Sequence[Member], labels: np.ndarray, reference_labels: np.ndarray | None = None, *, seed: int = 0
+) -> PoolWeights:
     """Compute the weights by iteration from `starting_weights`.
 
     Args:
         members: Members in the order of the layers.
         labels: Given labels [n].
+        reference_labels: Labels that the members were fitted on. None if these are the given labels.
         seed: Seed of the sample of examples that the weights come from.
     """
     limit = min(_SAMPLE, _SAMPLE_ELEMENTS // (len(members) * members[0].probabilities.shape[1]))
     rows = seeded_sample(len(labels), max(limit, 1000), seed).numpy()
     given = labels[rows]
-    frequencies = np.bincount(given, minlength=members[0].probabilities.shape[1]) / len(given)
+    fitted = given if reference_labels is None else reference_labels
+    frequencies = np.bincount(fitted, minlength=members[0].probabilities.shape[1]) / len(fitted)
     lifts = [_lift(member.probabilities[rows], frequencies) for member in members]
     agrees = np.stack([_margins(lift.astype(np.float64), given) > 0 for lift in lifts])
     prior = member_priors(members)

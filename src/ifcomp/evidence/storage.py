@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
+import torch
 
 from ifcomp.errors import CheckpointError, StorageError
 from ifcomp.io.files import check_free_space
+from ifcomp.io.fingerprints import digest_tensors
 
 #: Number of bytes beyond which arrays are in temporary files.
 MEMORY_BYTES = 2**30
@@ -53,6 +56,34 @@ def allocate(
     if total <= memory_bytes:
         return {name: np.zeros((rows, size), dtype) for name, size in sizes.items()}
     return {name: _zeros_in_temporary_file(rows, size, dtype) for name, size in sizes.items()}
+
+
+def seal_rows(seals: list[list[Any]], arrays: Sequence[np.ndarray], stop: int) -> None:
+    """Append the digest of the rows up to ``stop`` that have none yet.
+
+    Args:
+        seals: Last row and digest of consecutive blocks of rows, as plain JSON.
+        arrays: Arrays with the same number of rows.
+        stop: Number of rows that are finished.
+    """
+    start = seals[-1][0] if seals else 0
+    if stop > start:
+        seals.append([stop, _digest_rows(arrays, start, stop)])
+
+
+def check_rows(seals: Sequence[Sequence[Any]], arrays: Sequence[np.ndarray], name: str) -> None:
+    """Raise CheckpointError if rows differ from those that `seal_rows` added."""
+    start = 0
+    for stop, digest in seals:
+        if _digest_rows(arrays, start, stop) != digest:
+            raise CheckpointError(
+                f"Cannot resume: the file of the {name} was damaged or changed. Delete the checkpoint to start again."
+            )
+        start = stop
+
+
+def _digest_rows(arrays: Sequence[np.ndarray], start: int, stop: int) -> str:
+    return digest_tensors(torch.from_numpy(array[start:stop]) for array in arrays)
 
 
 def copied(array: np.ndarray, memory_bytes: int = MEMORY_BYTES) -> np.ndarray:

@@ -30,7 +30,7 @@ with requires_package("pytorch-ood", "ood"):
 class IFCompDetector(GradientDetector):  # type: ignore[misc]  # pytorch-ood has no type information
     """Outlier detector with the score of `IFComp.ood_detector`; larger = more surprising.
 
-    The score joins bounded complexity, energy and the distance to training examples by their ranks among held-out
+    The score joins bounded complexity, energy and the distance to training examples by their p-values among held-out
     inputs. Pytorch-ood fits detectors on training data only, so the held-out inputs are an argument of the constructor.
 
     Example:

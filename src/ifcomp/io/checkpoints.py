@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Self
 from ifcomp.distributed import process_info
 from ifcomp.errors import CheckpointError, SettingError
 from ifcomp.io.checkpoint_files import read_checkpoint
-from ifcomp.io.files import check_free_space, file_lock, remove_scratch_files
+from ifcomp.io.files import check_free_space, file_lock, remove_folder, remove_scratch_files
 from ifcomp.io.interrupts import defer_interrupts
 from ifcomp.io.resumable import CheckpointedWork, ResumableWork, files_folder
 
@@ -73,7 +72,7 @@ class Checkpoint:
             if error is None:
                 self._rank_path.unlink(missing_ok=True)
             if not self._rank_path.exists():
-                shutil.rmtree(files_folder(self._rank_path), ignore_errors=True)
+                remove_folder(files_folder(self._rank_path))
             elif error is not None and not isinstance(error, CheckpointError):
                 error.add_note(
                     f"The work so far is saved in '{self.path}'. Repeat the same command or call to resume it."

@@ -1,4 +1,4 @@
-"""CSV files of others, read row by row in bounded memory.
+"""CSV files of others, read row by row in bounded memory, and cells that spreadsheets do not run.
 
 Commas, semicolons and tabs separate cells; the header decides. A byte order mark and the line ``sep=;`` of Excel are
 understood. All functions raise OSError or ValueError with the reason. Callers convert them to their own errors.
@@ -24,6 +24,12 @@ MAX_ROW_LINES = 2**16
 DELIMITERS = (",", ";", "\t")
 
 BYTE_ORDER_MARK = "\ufeff"
+#: Start of a formula in a spreadsheet, also in full-width characters: at the start of a text, and after a semicolon,
+#: which separates cells in many countries. Plain numbers are exempt.
+_FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 _SEPARATOR_LINE = re.compile(r'"?sep=([,;\t])"?\s*')
 _HOW_TO_SAVE = "in a spreadsheet, save it as 'CSV UTF-8'"
 
@@ -86,6 +92,13 @@ def open_delimited(path: str | os.PathLike[str]) -> Iterator[DelimitedFile]:
             raise ValueError("it has no header")
         names = tuple(name.strip() for name in header.cells)
         yield DelimitedFile(header, names, _check_width(rows, len(names)), delimiter)
+
+
+def escape_cell(text: str) -> str:
+    """Return a text with an apostrophe wherever a formula can start, and with escaped control characters."""
+    if _NUMBER.fullmatch(text):
+        return text
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _FORMULA.sub(r"\1'", text))
 
 
 def format_row(cells: list[str], delimiter: str, text: str) -> str:

@@ -61,7 +61,7 @@ def atomic_write(path: str | os.PathLike[str], *, on_every_rank: bool = False) -
         scratch.touch()
         mode = scratch.stat().st_mode  # according to the umask
     except (OSError, ValueError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         raise _not_writable(target, error) from error
     try:
         yield scratch
@@ -76,7 +76,7 @@ def atomic_write(path: str | os.PathLike[str], *, on_every_rank: bool = False) -
             f"Cannot write '{target}': {error.strerror or error}. An earlier file is unchanged."
         ) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def check_kind(target: str | os.PathLike[str]) -> None:
@@ -102,7 +102,13 @@ def remove_scratch_files(path: str | os.PathLike[str]) -> None:
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}")
     for other in target.parent.iterdir():
         if pattern.fullmatch(other.name):
-            shutil.rmtree(other, ignore_errors=True)
+            remove_folder(other)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its content. A link, or anything else of this name, stays: rmtree would wait at a pipe."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_free_space(path: str | os.PathLike[str], needed: int) -> None:

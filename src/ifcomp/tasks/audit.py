@@ -128,8 +128,8 @@ class LabelAudit(TableResult):
             )
         if self._is_input_uninformative:
             sentences.append(
-                "The input alone predicts the labels no better than the class frequencies, so the audit cannot tell "
-                "learnt labels from memorised ones: give reference= with labels that you trust."
+                "The input alone predicts the labels no better than the class frequencies, so the audit cannot "
+                "distinguish learnt labels from memorised ones: give reference= with labels that you trust."
             )
         count, total = len(self.suspects), len(self.frame)
         sentences.append(
@@ -184,11 +184,11 @@ class LabelAudit(TableResult):
 
     @property
     def _is_input_uninformative(self) -> bool:
-        """Whether no predictor on untrained features has a larger likelihood than the class frequencies."""
-        labels = self.frame["label"].to_numpy()
-        frequencies = np.bincount(labels, minlength=self.pred_probs.shape[1]) / len(labels)
+        """Whether no predictor on untrained features has a larger likelihood than the frequencies it was fitted on."""
+        labels, fitted = self.frame["label"].to_numpy(), self.evidence.reference_labels
+        frequencies = np.bincount(fitted, minlength=self.pred_probs.shape[1]) / len(fitted)
         untrained = [member.probabilities for member in self.evidence.members if not member.is_trained]
-        baseline = np.log(frequencies[labels]).mean()
+        baseline = np.log(np.maximum(frequencies[labels], _MIN_PROBABILITY)).mean()
         rows = np.arange(len(labels))
         return bool(untrained) and all(
             np.log(np.maximum(found[rows, labels], _MIN_PROBABILITY)).mean() <= baseline for found in untrained
@@ -290,7 +290,8 @@ def audit_evidence(evidence: Evidence, settings: Mapping[str, Any], *, seed: int
         seed: Seed of the sample from which weights are computed.
     """
     labels = evidence.labels
-    weights = pool_weights(evidence.members, labels, seed=seed)
+    fitted = None if evidence.is_left_out else evidence.reference_labels
+    weights = pool_weights(evidence.members, labels, fitted, seed=seed)
     pooled = mix([member.probabilities for member in evidence.members], weights.weight)
     table = pd.DataFrame(
         {
@@ -325,8 +326,9 @@ def _warn_of_few_members(table: pd.DataFrame) -> None:
     if len(carrying) < _MIN_CARRYING:
         names = ", ".join(f"{row.layer} ({row.predictor})" for row in carrying.itertuples())
         warnings.warn(
-            f"Only {len(carrying)} of {len(table)} predictors carry the audit: {names}. The others have a weight below "
-            f"{_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you trust.",
+            f"The audit relies on only {len(carrying)} of {len(table)} predictors: {names}. The others have a weight "
+            f"below {_CARRYING} (see audit.weights). Review the suspects, or give reference= with labels that you "
+            "trust.",
             IfcompWarning,
             stacklevel=5,
         )

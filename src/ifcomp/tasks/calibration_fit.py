@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from ifcomp.errors import DataError
+from ifcomp.evidence.seeds import seeded_order
 from ifcomp.tasks.calibration import calibration_summary, reliability_curve
 from ifcomp.tasks.calibration_result import CALIBRATED, COLUMNS, SOFTMAX, TEMPERATURE, Calibration
 from ifcomp.tasks.prediction_sets import fit_set_rule
@@ -59,13 +60,14 @@ class HeldOut:
 def split_halves(count: int, seed: int) -> tuple[Integers, Integers]:
     """Positions of the tuning half and of the conformal half, both increasing.
 
-    The split is random and ignores the labels: conformal examples then stay exchangeable with new ones.
+    The split is random and ignores the labels: conformal examples then stay exchangeable with new ones. It does not
+    coincide with a permutation that the user draws with the same seed.
 
     Args:
         count: Number of held-out examples.
         seed: Seed of the split.
     """
-    order = np.random.default_rng(seed % 2**64).permutation(count)
+    order = seeded_order(count, count, seed).numpy()
     return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
 
 
@@ -127,7 +129,10 @@ def fit_calibration(
         seed: Seed of the folds.
     """
     if not np.isfinite(tuning.expected).all() or not np.isfinite(conformal.expected).all():
-        raise DataError("E[IF] must be finite, but some values are NaN or infinite.")
+        raise DataError(
+            "The expected influence E[IF] of some held-out examples is NaN or infinite. Use more damping, or "
+            "model.double()."
+        )
     weights = [added / mean_training_influence for added in ADDED_PROBABILITIES]
     weight = choose_weight(tuning, temperature, weights)
     chosen = {SOFTMAX: (1.0, 0.0), TEMPERATURE: (temperature, 0.0), CALIBRATED: (temperature, weight)}

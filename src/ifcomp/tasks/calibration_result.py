@@ -180,7 +180,7 @@ def _number(data: Mapping[str, Any], name: str) -> float:
 
 def _checked_frame(rows: Any) -> pd.DataFrame:
     if not isinstance(rows, list) or [row[0] for row in rows] != list(FORMS):
-        raise ValueError("the table of the calibration has other rows")
+        raise ValueError("the table of the calibration does not have one row per form")
     for row in rows:
         values = dict(zip(COLUMNS, row, strict=True))
         if not isinstance(values.pop("is_used"), bool):

@@ -78,8 +78,9 @@ def tail_surprisal(values: ArrayLike, held_out: ArrayLike | None) -> Floats:
 
     Up to the 90 % quantile u of the N held-out values h, p is the smoothed share of larger ones,
     ``p(s) = (#{h > s} + #{h = s} / 2 + 1/2) / (N + 1)``. Above it the tail is exponential,
-    ``p(s) = p(u) exp(-(s - u) / m)``, where m is the mean excess of the held-out values above u. So values far beyond
-    all held-out ones differ by their distance. Without held-out values above u, p is the smoothed share everywhere.
+    ``p(s) = (#{h > u} + 1/2) / (N + 1) exp(-(s - u) / m)``, where m is the mean excess of the held-out values above u.
+    So values far beyond all held-out ones differ by their distance. Without held-out values above u, p is the smoothed
+    share everywhere.
 
     Args:
         values: Scores [B]; larger = more surprising.

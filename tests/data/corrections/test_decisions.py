@@ -8,6 +8,7 @@ import pytest
 from ifcomp.data.corrections import LabelledFile, read_decisions, resolve_decisions
 from ifcomp.data.corrections.decisions import Action, Decision
 from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LabelError
+from ifcomp.io.delimited import escape_cell
 
 HEADER = "index,decision,label\n"
 
@@ -102,6 +103,8 @@ def resolve(text: str, data: LabelledFile, by_name: bool | None = None) -> tuple
         (("cat", "dog"), "1", None, 1),
         (("=cat", "=dog"), "'=dog", None, 1),  # as tables of ifcomp contain it
         (("'=dog", "=dog"), "'=dog", None, 0),
+        (("cat;=1", "a;-\n"), escape_cell("a;-\n"), None, 1),
+        (("cat;=1", "a;-\n"), "cat;'=1", None, 0),
         (("0", "1"), "1", None, 1),
         (("1", "0"), "1", True, 0),
         (("1", "0"), "1", False, 1),

@@ -69,7 +69,7 @@ def test_labels_are_optional() -> None:
     assert frame["expected_influence"].tolist() == pytest.approx(expected()["expected_influence"].tolist(), rel=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore:Only .* predictors carry")
+@pytest.mark.filterwarnings("ignore:The audit relies on only")
 def test_texts_and_class_names_are_in_the_audit() -> None:
     frame = IFComp(BERT.make()).audit(text_data()).frame
     assert frame["name"].tolist() == TEXTS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ifcomp.data.sources.columns import quote
+from ifcomp.io.delimited import escape_cell
 
 _INDEX = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -50,9 +51,10 @@ class ClassLookup:
         return self.names[label] if self.names is not None and 0 <= label < len(self.names) else str(label)
 
     def _find_name(self, text: str) -> int | None:
-        """Return the class with this name. An apostrophe that protects from formulas is ignored."""
-        return self._numbers.get(text, self._numbers.get(text.removeprefix("'")))
+        """Return the class with this name, as it is or as in tables."""
+        return self._numbers.get(text)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names or ())}
+        names = {name: number for number, name in enumerate(self.names or ())}
+        return {escape_cell(name): number for name, number in names.items()} | names

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TextIO
 
 from ifcomp.data.corrections.base import Corrections, LabelledFile
 from ifcomp.data.sources.base import SourceRequest
 from ifcomp.data.sources.columns import choose_label
+from ifcomp.data.sources.csv import explain_csv_errors
 from ifcomp.data.sources.csv_labels import LabelColumn
-from ifcomp.errors import DataError, EmptyDataError, IfcompError
+from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.io.delimited import DelimitedFile, format_row, open_delimited
 from ifcomp.io.files import atomic_write
 
@@ -21,7 +21,7 @@ def open_csv_labels(request: SourceRequest) -> LabelledFile:
     The corrected file contains all other rows, and the other cells of corrected rows, unchanged byte by byte.
     """
     path, known_classes = request.path, request.class_names
-    with _explain_errors(path), open_delimited(path) as file:
+    with explain_csv_errors(path), open_delimited(path) as file:
         labels, count = _read_labels(file, request)
     if not count:
         raise EmptyDataError(f"'{path}' has no rows.")
@@ -30,7 +30,7 @@ def open_csv_labels(request: SourceRequest) -> LabelledFile:
 
     def write(corrections: Corrections, out: str) -> tuple[()]:
         new = {index: str(label) if texts is None else texts[label] for index, label in corrections.labels.items()}
-        with _explain_errors(path), atomic_write(out) as scratch, open_delimited(path) as file:
+        with explain_csv_errors(path), atomic_write(out) as scratch, open_delimited(path) as file:
             place = -1 if labels is None else file.names.index(labels.name)
             with scratch.open("w", encoding="utf-8", newline="") as stream:
                 copied = _copy_rows(file, stream, place, new, corrections)
@@ -69,15 +69,3 @@ def _copy_rows(
         else:
             stream.write(row.text)
     return count
-
-
-@contextmanager
-def _explain_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except IfcompError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read '{path}' as a CSV file ({error}).") from error

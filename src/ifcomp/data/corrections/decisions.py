@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ifcomp.data.sources.columns import check_unique, missing_columns
-from ifcomp.errors import DataError, EmptyDataError, IfcompError
+from ifcomp.data.sources.csv import explain_csv_errors
+from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.io.delimited import Row, open_delimited
 
 REQUIRED = ("index", "decision")
@@ -63,7 +64,7 @@ def read_decisions(path: str, max_decisions: int = MAX_DECISIONS) -> list[Decisi
     Raises:
         DataError: If the file cannot be read or a row is invalid; names the line.
     """
-    try:
+    with explain_csv_errors(path):
         if os.path.exists(path) and os.path.getsize(path) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         with open_delimited(path) as file:
@@ -76,12 +77,6 @@ def read_decisions(path: str, max_decisions: int = MAX_DECISIONS) -> list[Decisi
             decisions = [_parse(row, places, path) for row in itertools.islice(file.rows, max_decisions)]
             if next(file.rows, None) is not None:
                 raise ValueError(f"it has more than {max_decisions:,} rows; split it")
-    except IfcompError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read '{path}' as a CSV file ({error}).") from error
     if not decisions:
         raise EmptyDataError(f"'{path}' has no decisions.")
     _check_duplicates(decisions, path)

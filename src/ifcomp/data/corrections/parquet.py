@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 from ifcomp.data.corrections.base import Corrections, LabelledFile, kept_rows
 from ifcomp.data.sources.base import SourceRequest
 from ifcomp.data.sources.columns import choose_label
-from ifcomp.data.sources.parquet import check_label_type, read_chunks, read_columns, read_labels
-from ifcomp.errors import DataError, EmptyDataError, IfcompError
+from ifcomp.data.sources.parquet import check_label_type, explain_parquet_errors, read_chunks, read_columns, read_labels
+from ifcomp.errors import EmptyDataError
 from ifcomp.io.files import atomic_write
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
 from ifcomp.optional import requires_package
@@ -32,7 +31,7 @@ _BYTES_PER_ROW = 16
 def open_parquet_labels(request: SourceRequest) -> LabelledFile:
     """Open the labels of a Parquet file. The corrected file has the same schema and metadata."""
     path, labels, class_names = request.path, None, request.class_names
-    with _explain_errors(path):
+    with explain_parquet_errors(path):
         schema = pq.read_schema(regular_file(path))
         label_column = choose_label(schema.names, request)
         if label_column is not None:
@@ -47,7 +46,7 @@ def open_parquet_labels(request: SourceRequest) -> LabelledFile:
                 labels, class_names = read_labels(table, path, label_column, request.class_names)
 
     def write(corrections: Corrections, out: str) -> tuple[()]:
-        with _explain_errors(path), atomic_write(out) as scratch, pq.ParquetFile(path) as file:
+        with explain_parquet_errors(path), atomic_write(out) as scratch, pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             with pq.ParquetWriter(scratch, schema) as writer:
                 for group in _groups(_corrected(file, path, label_column, class_names, corrections)):
@@ -119,15 +118,3 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
             group, size = [], 0
     if group:
         yield group
-
-
-@contextmanager
-def _explain_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except IfcompError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except Exception as error:  # pyarrow raises errors of many types for damaged files
-        raise DataError(f"Cannot read '{path}' as a Parquet file ({error}).") from error

@@ -12,6 +12,7 @@ from ifcomp.data.corrections.classes import ClassLookup
 from ifcomp.data.corrections.decisions import Action, Decision
 from ifcomp.data.sources.columns import quote
 from ifcomp.errors import DataError, IfcompWarning, LabelError
+from ifcomp.io.delimited import escape_cell
 
 _OTHER_DATA = "The decisions belong to other data, or were applied already."
 
@@ -77,7 +78,7 @@ def _check_example(decision: Decision, data: LabelledFile, lookup: ClassLookup, 
             )
     if decision.name and data.names is not None:
         name = data.names[index]
-        if decision.name not in (name, f"'{name}"):
+        if decision.name not in (name, escape_cell(name)):
             raise DataError(
                 f"{where}: example {index:,} was '{decision.name[:200]}', but is '{name}' in '{data.path}'. "
                 f"{_OTHER_DATA}"

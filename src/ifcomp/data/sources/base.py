@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +13,23 @@ from torch import Tensor
 from ifcomp.data.batches import as_batches
 from ifcomp.data.digests import DataDigest
 from ifcomp.data.sources.options import SourceOptions
+from ifcomp.errors import DataError, IfcompError
 
 if TYPE_CHECKING:
     from ifcomp.report import Preview
+
+
+@contextmanager
+def explain_errors(path: str, form: str, caught: tuple[type[Exception], ...], advice: str = "") -> Iterator[None]:
+    """Raise DataError with the path and the form, such as ``a CSV file``, for errors of a reader."""
+    try:
+        yield
+    except IfcompError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file '{path}'.") from error
+    except caught as error:
+        raise DataError(f"Cannot read '{path}' as {form} ({error}).{advice}") from error
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ifcomp.data.sources.arrays import source_from_arrays
-from ifcomp.data.sources.base import Source, SourceRequest
+from ifcomp.data.sources.base import Source, SourceRequest, explain_errors
 from ifcomp.data.sources.columns import choose_columns, quote
 from ifcomp.data.sources.csv_labels import LabelColumn
 from ifcomp.data.sources.csv_values import ValueStore
-from ifcomp.errors import DataError, EmptyDataError, IfcompError
+from ifcomp.errors import DataError, EmptyDataError
 from ifcomp.io.delimited import DelimitedFile, Row, open_delimited
 
 #: Texts of Boolean cells, as written by pandas and by spreadsheets.
@@ -24,6 +25,11 @@ BOOLEANS = {"true": 1.0, "false": 0.0}
 _MAX_SHOWN = 40
 
 _FRACTION = re.compile(r"[+-]?\d*\.\d+")
+
+
+def explain_csv_errors(path: str) -> AbstractContextManager[None]:
+    """Raise DataError for errors of reading a CSV file."""
+    return explain_errors(path, "a CSV file", (OSError, ValueError))
 
 
 def open_csv(request: SourceRequest) -> Source:
@@ -37,17 +43,11 @@ def open_csv(request: SourceRequest) -> Source:
         DataError: If columns are missing, or a cell is empty or not a number; names the line and the column.
     """
     path = request.path
-    try:
+    with explain_csv_errors(path):
         with open_delimited(path) as file:
             label_column, feature_columns = _choose_columns(file.names, request)
             x, labels = _read(file, path, label_column, feature_columns)
         y, class_names = (None, None) if labels is None else labels.encode(request.class_names)
-    except IfcompError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read '{path}' as a CSV file ({error}).") from error
     source = source_from_arrays(request.spec, x, y, request.options, class_names, feature_columns)
     return replace(source, feature_columns=feature_columns)
 

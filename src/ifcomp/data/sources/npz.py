@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ifcomp.data.checks import describe_targets
 from ifcomp.data.sources.arrays import source_from_arrays
-from ifcomp.data.sources.base import Source, SourceRequest
+from ifcomp.data.sources.base import Source, SourceRequest, explain_errors
 from ifcomp.data.sources.previews import printable
 from ifcomp.errors import DataError, EmptyDataError, LabelError
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
@@ -59,7 +59,9 @@ def _describe(y: NDArray[Any]) -> str:
 
 
 def _read_arrays(path: str) -> dict[str, NDArray[Any]]:
-    try:
+    advice = f" Objects are never unpickled. {_HOW_TO_WRITE}"
+    # Readers of damaged archives raise errors of many types.
+    with explain_errors(path, "an .npz file of plain arrays", (Exception,), advice):
         with zipfile.ZipFile(regular_file(path)) as archive:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
         if "x" not in sizes:
@@ -73,12 +75,3 @@ def _read_arrays(path: str) -> dict[str, NDArray[Any]]:
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("an entry of the archive is not an array")
         return arrays
-    except DataError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except Exception as error:  # readers of damaged archives raise errors of many types
-        raise DataError(
-            f"Cannot read '{path}' as an .npz file of plain arrays ({error}). Objects are never unpickled. "
-            f"{_HOW_TO_WRITE}"
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ifcomp.data.sources.arrays import source_from_arrays
-from ifcomp.data.sources.base import Source, SourceRequest
+from ifcomp.data.sources.base import Source, SourceRequest, explain_errors
 from ifcomp.data.sources.columns import choose_columns, number_classes, quote
-from ifcomp.errors import DataError, EmptyDataError, IfcompError, LabelError
+from ifcomp.errors import DataError, EmptyDataError, LabelError
 from ifcomp.io.untrusted import check_decompressed_size, regular_file
 from ifcomp.optional import requires_package
 
@@ -27,6 +28,11 @@ _BYTES_PER_VALUE = 8
 _ROWS_PER_READ, _LISTS_PER_READ, _BYTES_PER_READ = 4096, 64, 2**24
 
 
+def explain_parquet_errors(path: str) -> AbstractContextManager[None]:
+    """Raise DataError for errors of reading a Parquet file. PyArrow raises errors of many types for damaged files."""
+    return explain_errors(path, "a Parquet file", (Exception,))
+
+
 def open_parquet(request: SourceRequest) -> Source:
     """Open the rows of a Parquet file.
 
@@ -38,7 +44,7 @@ def open_parquet(request: SourceRequest) -> Source:
         DataError: If columns are missing, not numeric, or have empty cells.
     """
     path = request.path
-    try:
+    with explain_parquet_errors(path):
         label_column, feature_columns = _choose_columns(pq.read_schema(regular_file(path)), request)
         label_columns = [] if label_column is None else [label_column]
         with pq.ParquetFile(path, read_dictionary=label_columns) as file:  # keeps repeated strings once
@@ -47,12 +53,6 @@ def open_parquet(request: SourceRequest) -> Source:
         if label_column is not None:
             y, class_names = read_labels(table, path, label_column, request.class_names)
         x, value_names = _read_features(table, path, feature_columns)
-    except IfcompError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file '{path}'.") from error
-    except Exception as error:  # pyarrow raises errors of many types for damaged files
-        raise DataError(f"Cannot read '{path}' as a Parquet file ({error}).") from error
     source = source_from_arrays(request.spec, x, y, request.options, class_names, value_names)
     return replace(source, feature_columns=feature_columns)
 
@@ -110,7 +110,8 @@ def read_chunks(file: pq.ParquetFile, path: str, names: list[str] | None = None)
 
 def _rows_per_read(file: pq.ParquetFile, names: list[str] | None) -> int:
     """Return the rows of a chunk. The first row is read alone if rows may be long."""
-    types = [field.type for field in file.schema_arrow if names is None or field.name in names]
+    chosen = None if names is None else set(names)
+    types = [field.type for field in file.schema_arrow if chosen is None or field.name in chosen]
     if all(_is_numeric(kind) or pa.types.is_dictionary(kind) for kind in types):  # a dictionary has each text once
         return _ROWS_PER_READ
     first = next(file.iter_batches(1, columns=names), None)

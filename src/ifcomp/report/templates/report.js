@@ -488,12 +488,19 @@
 
   // Export ----------------------------------------------------------------------------------------------------------
 
-  /* Spreadsheets evaluate text that starts like a formula; an apostrophe before it prevents that, and `ifcomp apply`
-     ignores it. */
+  const CONTROL_NAMES = { "\t": "\\t", "\n": "\\n", "\r": "\\r" };
+
+  function escapeControl(character) {
+    const code = character.charCodeAt(0).toString(16);
+    return CONTROL_NAMES[character] ?? (code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`);
+  }
+
+  /* Spreadsheets evaluate text that starts like a formula, also after a semicolon, which may separate cells. An
+     apostrophe before it prevents that. `ifcomp apply` understands it and the escaped control characters. */
   function csvField(text) {
-    const formula = /^\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]|^[\t\r\n]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text);
-    const safe = formula ? `'${text}` : text;
-    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+    const guarded = /^[+-]?\d+(\.\d+)?$/.test(text) ? text : text.replace(/(^|;)(?=\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20])/g, "$1'");
+    const safe = guarded.replace(/[\x00-\x1F\x7F-\x9F\u2028\u2029]/g, escapeControl);
+    return /[",]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
 
   function decisionsText() {
