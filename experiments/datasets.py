@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,10 +37,48 @@ _HOW: Mapping[str, str] = {
     "x_train.npy, y_train.npy, x_test.npy, y_test.npy, uint8.",
     "tinyimagenet": "Resize validation images of TinyImageNet to 32x32 and save them with numpy.savez as x "
     "[N, 32, 32, 3] uint8 and y [N].",
+    "scikit-image": "Install scikit-image, whose package contains these pictures: pip install scikit-image.",
     "cifar10-noisy-labels": "Save the human labels of github UCSC-REAL/cifar-10-100n as cifar10n.npz and those "
     "of github UCSC-REAL/HOC as hoc_idn.npz, arrays of 50,000 labels.",
     "weights": "Convert published weights (github akamaster/pytorch_resnet_cifar10) to safetensors there, or train.",
 }
+
+#: Labels of TinyImageNet (positions in wnids.txt) whose class is one of CIFAR-10. Wild cats, antelopes, buses, trains,
+#: tractors and go-karts are not classes of CIFAR-10.
+TINYIMAGENET_IN_CIFAR10: Mapping[int, str] = {
+    0: "Egyptian cat",
+    5: "bullfrog",
+    11: "German shepherd",
+    35: "albatross",
+    39: "Labrador retriever",
+    41: "king penguin",
+    64: "moving van",
+    66: "tabby cat",
+    67: "goose",
+    78: "golden retriever",
+    90: "police van",
+    114: "limousine",
+    115: "black stork",
+    117: "sports car",
+    131: "Persian cat",
+    135: "Yorkshire terrier",
+    147: "beach wagon",
+    157: "convertible",
+    182: "Chihuahua",
+    183: "tailed frog",
+    193: "gondola",
+    194: "standard poodle",
+    196: "lifeboat",
+}
+
+#: Pictures in the package of scikit-image, by data set. Its other colour pictures are a cat, which is a class of
+#: CIFAR-10, a second view of the motorcycle, and pictures of a telescope and microscopes.
+PICTURES: Mapping[str, tuple[str, ...]] = {
+    "textures": ("brick.png", "grass.png", "gravel.png"),
+    "photographs": ("astronaut.png", "coffee.png", "motorcycle_left.png", "rocket.jpg"),
+}
+#: Number and size of the random squares that are cut from these pictures.
+SQUARES, SQUARE_SIZE = 3000, 32
 
 
 class MissingDataError(DataError):
@@ -249,6 +288,31 @@ def _tinyimagenet(name: str, split: str) -> Dataset:
     return _dataset(images, labels, tuple(str(index) for index in range(200)))
 
 
+def _tinyimagenet_near(name: str, split: str) -> Dataset:
+    data = _tinyimagenet("tinyimagenet", split)
+    assert data.labels is not None
+    overlap = torch.tensor(list(TINYIMAGENET_IN_CIFAR10))
+    return data.take((~torch.isin(data.labels, overlap)).nonzero()[:, 0], "near")
+
+
+def _squares(name: str, split: str) -> Dataset:
+    """Cut random squares from pictures; every picture is equally likely."""
+    try:
+        import skimage
+    except ImportError as error:
+        raise MissingDataError(f"'{name}' is cut from pictures of scikit-image. {_HOW['scikit-image']}") from error
+    folder, generator = Path(skimage.__file__).parent / "data", np.random.default_rng(0)
+    missing = [file for file in PICTURES[name] if not (folder / file).is_file()]
+    if missing:
+        raise MissingDataError(f"The package scikit-image has no {', '.join(missing)}. {_HOW['scikit-image']}")
+    pictures = [np.asarray(Image.open(folder / file)) for file in PICTURES[name]]
+    squares = []
+    for picture in (pictures[index] for index in generator.integers(0, len(pictures), SQUARES)):
+        row, column = (int(generator.integers(0, length - SQUARE_SIZE + 1)) for length in picture.shape[:2])
+        squares.append(picture[row : row + SQUARE_SIZE, column : column + SQUARE_SIZE])
+    return _dataset(np.stack(squares), None, ())
+
+
 def _digits(name: str, split: str) -> Dataset:
     """Return 1,297 training or 500 test digits of 8x8 pixels, shuffled because the file is sorted by writer."""
     bunch = load_digits()
@@ -267,4 +331,7 @@ SOURCES: Mapping[str, tuple[tuple[str, ...], Callable[[str, str], Dataset]]] = {
     "kmnist": (("test",), _kmnist),
     "cifar10": (("train", "test"), _cifar10),
     "tinyimagenet": (("test",), _tinyimagenet),
+    "tinyimagenet-near": (("test",), _tinyimagenet_near),
+    "textures": (("test",), _squares),
+    "photographs": (("test",), _squares),
 }

@@ -181,6 +181,7 @@ PRETRAINED: Mapping[str, tuple[str, Normalisation]] = {
     "resnet20": ("resnet20-12fca82f.safetensors", IMAGENET),
     "resnet56": ("resnet56-4bfd9763.safetensors", IMAGENET),
     "resnet18-width32": ("resnet18-width32.safetensors", CIFAR10),
+    "resnet18": ("resnet18-width64.safetensors", CIFAR10),
 }
 
 

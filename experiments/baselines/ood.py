@@ -68,18 +68,51 @@ def ood_scores(
         SettingError: If there is no such detector or parameter.
         DataError: If the detector cannot be fitted to the data, or cannot read it.
     """
-    _check(name, [train, *loaders.values()])
-    first = next(iter(train), None)
-    if first is None:
-        raise EmptyDataError("The training data is empty.")
-    network, baseline = Network(model, first), OOD_BASELINES[name]
-    detector = baseline.build(network, parameters or {})
-    with evaluating(model), torch.inference_mode(False):
-        if baseline.fit is not None:
-            known = _Data(network, train, labels=True, progress=progress)
-            _fit(name, detector, baseline.fit, known, network.head.out_features, seed)
-        tests = {key: _Data(network, data, labels=False, progress=progress) for key, data in loaders.items()}
-        return {key: _predict(name, key, detector, baseline, test) for key, test in tests.items()}
+    return Detection(model, train, loaders, seed=seed, progress=progress).scores(name, parameters)
+
+
+class Detection:
+    """Data sets for several detectors. The classifier runs over each data set at most once for all of them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Iterable[Any],
+        loaders: Mapping[str, Iterable[Any]],
+        *,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> None:
+        """Set model and data, as for `ood_scores`; nothing runs yet."""
+        for loader in (train, *loaders.values()):
+            check_data(loader)
+            check_repeatable(loader)
+        first = next(iter(train), None)
+        if first is None:
+            raise EmptyDataError("The training data is empty.")
+        self._network, self._seed = Network(model, first), seed
+        self._known = _Data(self._network, train, labels=True, progress=progress)
+        self._tests = {
+            key: _Data(self._network, data, labels=False, progress=progress) for key, data in loaders.items()
+        }
+
+    def scores(self, name: str, parameters: Mapping[str, Any] | None = None) -> dict[str, NDArray[Any]]:
+        """Return the scores of one detector for every data set, each [N]. Larger = less like the training data."""
+        _check(name)
+        network, baseline = self._network, OOD_BASELINES[name]
+        detector = baseline.build(network, parameters or {})
+        with evaluating(network.model), torch.inference_mode(False):
+            if baseline.fit is not None:
+                _fit(name, detector, baseline.fit, self._known, network.head.out_features, self._seed)
+            return {key: _predict(name, key, detector, baseline, test) for key, test in self._tests.items()}
+
+    def features(self, key: str | None) -> Tensor:
+        """Return the penultimate features of a data set, [N, D]; None is the training data."""
+        return (self._known if key is None else self._tests[key]).read("features")
+
+    def logits(self, key: str) -> Tensor:
+        """Return the logits of a data set in float64, [N, K]."""
+        return self._tests[key].read("logits")
 
 
 class _Data:
@@ -113,14 +146,11 @@ class _Data:
         return len(self._data) if isinstance(self._data, Sized) else 0
 
 
-def _check(name: str, data: Iterable[Any]) -> None:
+def _check(name: str) -> None:
     if name not in OOD_BASELINES:
         reason = f" {name} {LEFT_OUT[name]}." if name in LEFT_OUT else ""
         raise SettingError(f"There is no detector {name}.{reason} There are: {', '.join(OOD_BASELINES)}.")
     import_detectors()
-    for loader in data:
-        check_data(loader)
-        check_repeatable(loader)
 
 
 def _fit(name: str, detector: Any, representation: Representation, train: _Data, num_classes: int, seed: int) -> None:

@@ -49,7 +49,9 @@ def reproduce(
 ) -> dict[str, str]:
     """Run or resume a study, and write its table, its plot and the page of claims.
 
-    Scratch files of an interrupted run are removed. A lock ensures that one process at a time works on a result.
+    For presets whose name starts with "cifar10", the duration of each step is printed before it starts, if the
+    repository has a result with durations. Scratch files of an interrupted run are removed. A lock ensures that one
+    process at a time works on a result.
 
     Args:
         name: Name of the study, one of `STUDIES`.
@@ -70,7 +72,11 @@ def reproduce(
     with file_lock(results / f"{name}-{preset}"):
         for file in (record.FILE, *publish.FILES) if folder.exists() else ():
             remove_scratch_files(folder / file)
-        result = record.read(folder) if plot_only else record.run(study, preset, folder, progress=progress)
+        expected = record.recorded_seconds(RESULTS / name / preset) if preset.startswith("cifar10") else {}
+        if plot_only:
+            result = record.read(folder)
+        else:
+            result = record.run(study, preset, folder, expected=expected, progress=progress)
         missing = record.unfinished(study, result)
         if missing:
             raise StorageError(

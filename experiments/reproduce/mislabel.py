@@ -18,6 +18,7 @@ from experiments.baselines.confident import in_sample_probabilities, label_suspi
 from experiments.baselines.el2n import el2n
 from experiments.baselines.gradients import grand, tracin
 from experiments.baselines.inference import run_data
+from experiments.bootstrap import bounded_auroc_difference
 from experiments.datasets import Batches
 from experiments.recipes import PAPER, Recipe
 from experiments.reproduce.noisy import STAGES, Noisy, at_stage, prepare, stages
@@ -40,6 +41,8 @@ AUDIT = "label complexity, beta 1"
 #: Sum suggested by the component figure of the paper, where complexity is divided by the number of parameters.
 MIXED = "error at beta 1 + scaled complexity at beta 0.001"
 PAPER_BETA = 0.001
+#: Number of training examples where all are used.
+FULL_TRAINING_SET = 45_000
 #: Damping of all scores at beta 1.
 DAMPING = Relative(1.0)
 #: Methods in the order of the table; the first five are in the paper.
@@ -271,13 +274,24 @@ def draw(record: Record, figure: Figure) -> None:
     panels[0].set_yticks(positions, METHODS)
 
 
+def _counts(record: Record, kind: str) -> tuple[int, int]:
+    """Return the number of scored examples, and about how many of them have a wrong label."""
+    settings = record.settings
+    count = settings.get("scored_examples") or settings["subject"]["examples"] or FULL_TRAINING_SET
+    return count, round(count * record.results[f"{kind}, train"]["wrong"])
+
+
 def claims(record: Record) -> list[Claim]:
-    """Compare IF-COMP at beta 1 with the other methods of the paper at every stage."""
+    """Compare IF-COMP at beta 1 with the other methods of the paper at every stage.
+
+    The results have no scores of single examples, so the interval is the wide one of `bounded_auroc_difference`.
+    """
     statements = []
     for kind, stage in _columns(record):
         aurocs = {name: 100 * value for name, value in record.results[f"{kind}, {stage}"].items()}
         rival = max(("TracIn", "EL2N", "GraNd", "Self-IF"), key=aurocs.__getitem__)
         published = _paper(kind, AS_PAPER)
+        count, wrong = _counts(record, kind)
         statements.append(
             Claim(
                 f"{record.settings['subject']['data']}, {kind}, {stage}: IF-COMP finds wrong labels better than "
@@ -285,7 +299,9 @@ def claims(record: Record) -> list[Claim]:
                 f"{published:.1f} (CIFAR-10, early)" if stage == "early" and published else "no number",
                 f"{aurocs[IFCOMP]:.1f} (beta 1), {aurocs[AS_PAPER]:.1f} (beta 0.001); best other: {rival} "
                 f"{aurocs[rival]:.1f}; plain loss: {aurocs['loss']:.1f}; label complexity: {aurocs[AUDIT]:.1f}",
-                aurocs[IFCOMP] > aurocs[rival],
+                f"{count:,} labels, {wrong:,} wrong",
+                bounded_auroc_difference(aurocs[IFCOMP] / 100, aurocs[rival] / 100, count - wrong, wrong).scaled(100),
+                digits=1,
             )
         )
     return statements

@@ -1,10 +1,12 @@
 """Accuracy after training on a pruned data set, lowest scores dropped first (pruning figure of the paper).
 
-The labels are clean. The number of epochs is multiplied by 1 / (1 - fraction): the number of steps is constant.
+The labels are clean. The number of epochs is multiplied by 1 / (1 - fraction): the number of steps is constant. Results
+have one bit per seed and test image, so that intervals are over both.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,13 +18,14 @@ import torch
 
 from experiments.baselines.el2n import el2n
 from experiments.baselines.gradients import grand, tracin
+from experiments.baselines.inference import run_data
+from experiments.bootstrap import Interval, mean_interval
 from experiments.recipes import PAPER, QUICK, Recipe
 from experiments.reproduce.mislabel import checkpoints_until
 from experiments.reproduce.paper import PRUNING as PAPER_NUMBERS
 from experiments.reproduce.publish import markdown
 from experiments.reproduce.study import Claim, Record, Results, Step, Study
 from experiments.reproduce.subject import Subject, sample
-from experiments.training import evaluate
 from ifcomp import IFComp
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = ("EL2N", "GraNd", "TracIn", "IF-COMP", "Self-IF", "random")
+#: Methods that need checkpoints or several networks.
+CHECKPOINTS = ("EL2N", "GraNd", "TracIn")
+#: Accuracies that differ by less are similar, in points. The largest difference in the paper is 0.7.
+SIMILAR = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,16 @@ PRESETS = {
         1,
         150,
     ),
-    "mnist": Settings(Subject("fashion-mnist", "lenet", _RECIPE, 5000, 5000), (0.3, 0.6), (0, 1, 2), 3, 1, 5000),
+    "mnist": Settings(
+        Subject("fashion-mnist", "lenet", _RECIPE, 5000, 5000), (0.2, 0.4, 0.6, 0.7, 0.8), (0, 1, 2, 3, 4), 3, 1, 5000
+    ),
     "cifar10": Settings(
-        Subject("cifar10", "resnet20", Recipe("one-cycle", 20, 0.1, augment=True, checkpoint_every=4), 5000, 20000),
-        (0.1, 0.3, 0.5, 0.7),
-        (0, 1, 2),
-        3,
+        Subject("cifar10", "resnet20", Recipe("one-cycle", 15, 0.1, augment=True, checkpoint_every=3), 5000, 20000),
+        (0.3, 0.6),
+        (0, 1),
         2,
-        5000,
+        2,
+        20000,
     ),
     "paper": Settings(
         Subject("cifar10", "resnet18", PAPER, 5000),
@@ -88,15 +97,18 @@ def _needs(settings: Settings) -> Iterable[tuple[str, str]]:
     return (settings.subject.data, "train"), (settings.subject.data, "test")
 
 
-def _accuracy(subject: Subject, data: Any) -> float:
-    """Return the test accuracy after training on ``data``."""
+def _tested(subject: Subject, data: Any) -> dict[str, Any]:
+    """Return the test accuracy after training on ``data``, and whether each test image is classified correctly."""
     test = subject.parts()[2]
-    return evaluate(subject.training(data, None).model(), subject.batches(test))[1]
+    outputs = run_data(subject.training(data, None).model(), subject.batches(test))
+    correct = (outputs.logits.argmax(1) == outputs.labels).numpy()
+    packed = base64.b64encode(np.packbits(correct).tobytes()).decode()
+    return {"accuracy": float(correct.mean()), "images": len(correct), "correct": packed}
 
 
-def _none(settings: Settings, seed: int, _: Results) -> float:
+def _none(settings: Settings, seed: int, _: Results) -> dict[str, Any]:
     subject = replace(settings.subject, seed=seed)
-    return _accuracy(subject, subject.parts()[0])
+    return _tested(subject, subject.parts()[0])
 
 
 def _ranks(settings: Settings, _: Results) -> dict[str, list[int]]:
@@ -128,12 +140,12 @@ def kept(ranks: list[int], labels: torch.Tensor, fraction: float) -> torch.Tenso
     return torch.from_numpy(lists[fraction])
 
 
-def _pruned(settings: Settings, method: str, fraction: float, seed: int, results: Results) -> float:
+def _pruned(settings: Settings, method: str, fraction: float, seed: int, results: Results) -> dict[str, Any]:
     data = settings.subject.parts()[0]
     positions = kept(results["ranks"][method], data.labels, fraction)
     recipe = settings.subject.recipe.stretched(1 / (1 - fraction))
     subject = replace(settings.subject, recipe=recipe, seed=seed)
-    return _accuracy(subject, data.take(positions, f"{method}-{fraction:g}"))
+    return _tested(subject, data.take(positions, f"{method}-{fraction:g}"))
 
 
 def steps(settings: Settings) -> dict[str, Step]:
@@ -148,10 +160,19 @@ def steps(settings: Settings) -> dict[str, Step]:
     return named
 
 
+def correct(record: Record, prefix: str) -> np.ndarray | None:
+    """Return whether each network classifies each test image correctly, [S, N] in {0, 100}, or None."""
+    rows = [row for name, row in record.results.items() if name.startswith(f"{prefix}, seed ")]
+    if not rows:
+        return None
+    packed = [np.frombuffer(base64.b64decode(row["correct"]), np.uint8) for row in rows]
+    return 100.0 * np.stack([np.unpackbits(bits, count=row["images"]) for bits, row in zip(packed, rows, strict=True)])
+
+
 def _over_seeds(record: Record, prefix: str) -> tuple[float, float] | None:
     """Return mean and standard deviation over seeds in percent, or None."""
-    percents = [100 * value for name, value in record.results.items() if name.startswith(f"{prefix}, seed ")]
-    return (float(np.mean(percents)), float(np.std(percents))) if percents else None
+    hits = correct(record, prefix)
+    return None if hits is None else (float(hits.mean()), float(hits.mean(1).std()))
 
 
 def summary(record: Record) -> dict[str, dict[float, tuple[float, float]]]:
@@ -170,13 +191,14 @@ def table(record: Record) -> str:
     for method, accuracies in summary(record).items():
         by_fraction = [accuracies.get(fraction) for fraction in settings["fractions"]]
         cells = [f"{row[0]:.2f} ± {row[1]:.2f}" if row else "" for row in by_fraction]
-        published = [f"{PAPER_NUMBERS[method].get(fraction, float('nan')):.2f}" for fraction in settings["fractions"]]
+        known = [PAPER_NUMBERS[method].get(fraction) for fraction in settings["fractions"]]
+        published = ["-" if value is None else f"{value:.2f}" for value in known]
         rows.append([method, *cells, " / ".join(published)])
     text = (
         f"Test accuracy in percent after pruning {settings['subject']['data']} ("
         f"{settings['subject']['examples'] or 'all'} training examples, {settings['subject']['model']}), mean and "
-        f"standard deviation over {len(settings['seeds'])} seeds. The numbers of the paper are for CIFAR-10 "
-        "and ResNet-18.\n\n"
+        f"standard deviation over {len(settings['seeds'])} seeds; all seeds share one ranking. The numbers of the paper "
+        "are for CIFAR-10 and ResNet-18.\n\n"
     )
     return text + markdown(["method", *(f"{100 * f:g} % dropped" for f in settings["fractions"]), "paper"], rows)
 
@@ -193,35 +215,43 @@ def draw(record: Record, figure: Figure) -> None:
     axes.legend(loc="lower left")
 
 
-def _compared(record: Record, first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    """Return the difference of two means and its standard error."""
-    runs = len(record.settings["seeds"])
-    return first[0] - second[0], float(np.hypot(first[1], second[1]) / np.sqrt(max(runs - 1, 1)))
+def difference(record: Record, fraction: float, method: str, other: str) -> Interval:
+    """Return the difference of two accuracies in points, paired by seed and test image."""
+    first, second = (correct(record, f"{name}, {fraction:g}") for name in (method, other))
+    return mean_interval(first - second)
 
 
 def claims(record: Record) -> list[Claim]:
     """Compare IF-COMP with methods that need checkpoints and with random pruning.
 
-    A difference to random within one standard error is inconclusive.
+    "Similar" means at most `SIMILAR` points worse than the best method that needs checkpoints.
     """
-    accuracies, statements = summary(record), []
-    for fraction in record.settings["fractions"]:
+    settings, accuracies, statements = record.settings, summary(record), []
+    for fraction in settings["fractions"]:
         if not all(fraction in accuracies[method] for method in METHODS):
             continue
         rows = {method: accuracies[method][fraction] for method in METHODS}
-        best = max(("EL2N", "GraNd", "TracIn"), key=lambda method: rows[method][0])
-        names = ("IF-COMP", best, "random")
-        ours = "; ".join(f"{name} {rows[name][0]:.2f} ± {rows[name][1]:.2f}" for name in names)
-        published = {name: PAPER_NUMBERS[name].get(fraction) for name in names}
-        paper = "; ".join(f"{name} {value:.2f}" for name, value in published.items()) if all(published.values()) else ""
-        subject = f"{record.settings['subject']['data']}, {100 * fraction:g} % pruned: IF-COMP"
-        lead, error = _compared(record, rows["IF-COMP"], rows[best])
-        statements.append(
-            Claim(f"{subject} is similar to methods that need checkpoints", paper, ours, lead > -2 * error)
-        )
-        lead, error = _compared(record, rows["IF-COMP"], rows["random"])
-        better = None if abs(lead) <= error else lead > 0
-        statements.append(Claim(f"{subject} is better than random", paper, ours, better))
+        best = max(CHECKPOINTS, key=lambda method: rows[method][0])
+        images = correct(record, f"IF-COMP, {fraction:g}").shape[1]
+        size = f"{len(settings['seeds'])} seeds, {images:,} test images"
+        subject = f"{settings['subject']['data']}, {100 * fraction:g} % dropped: IF-COMP is"
+        for text, other, margin in (
+            (f"at most {SIMILAR:g} point worse than the best method with checkpoints", best, SIMILAR),
+            ("better than random", "random", 0.0),
+        ):
+            names = ("IF-COMP", other)
+            published = {name: PAPER_NUMBERS[name].get(fraction) for name in names}
+            paper = "; ".join(f"{name} {value:.2f}" for name, value in published.items() if value is not None)
+            statements.append(
+                Claim(
+                    f"{subject} {text}",
+                    paper if all(published.values()) else "no number",
+                    "; ".join(f"{name} {rows[name][0]:.2f}" for name in names),
+                    size,
+                    difference(record, fraction, "IF-COMP", other),
+                    margin=margin,
+                )
+            )
     return statements
 
 

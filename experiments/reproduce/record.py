@@ -6,11 +6,14 @@ import json
 import os
 import platform
 import re
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,13 +30,21 @@ FILE = "result.json"
 _PACKAGES = ("ifcomp", "torch", "numpy", "scikit-learn", "scipy", "pytorch-ood", "cleanlab", "laplace-torch")
 
 
-def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None) -> Record:
+def run(
+    study: Study,
+    preset: str,
+    folder: Path,
+    *,
+    expected: Mapping[str, float] = MappingProxyType({}),
+    progress: bool | None = None,
+) -> Record:
     """Run the steps that are missing in the result file, and write the file after each step.
 
     Args:
         study: Study to run.
         preset: Name of the settings.
         folder: Folder of the result file.
+        expected: Seconds of steps, which are printed before each step.
         progress: Show a progress bar; None shows it on terminals.
 
     Raises:
@@ -55,6 +66,8 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
     folder.mkdir(parents=True, exist_ok=True)
     runs = [*record.runs, _environment(study.name, preset)]
     for name, step in track(list(pending.items()), f"{study.name}, {preset}", progress):
+        if name in expected:
+            sys.stderr.write(f"{name}: about {duration(expected[name])} on one core\n")
         start, cpu_start = time.perf_counter(), time.process_time()
         result = json.loads(json.dumps(step(record.results), allow_nan=False))
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
@@ -64,6 +77,19 @@ def run(study: Study, preset: str, folder: Path, *, progress: bool | None = None
         with atomic_write(folder / FILE) as scratch:
             scratch.write_text(_as_text({"schema": SCHEMA, **asdict(record)}))
     return record
+
+
+def recorded_seconds(folder: Path) -> dict[str, float]:
+    """Return the processor seconds of every step in a result file; empty without a file."""
+    if not (folder / FILE).exists():
+        return {}
+    steps = read(folder).steps
+    return {name: row.get("processor_seconds", row["seconds"]) for name, row in steps.items()}
+
+
+def duration(seconds: float) -> str:
+    """Format a duration."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def check_preset(study: Study, preset: str) -> None:

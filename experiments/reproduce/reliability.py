@@ -72,8 +72,9 @@ def claims(record: Record) -> list[Claim]:
     last_curves = curves(record, record.settings["severities"][-1])
     rival, name = ("ACNML + SWAG-D", "ACNML") if "ACNML + SWAG-D" in last_curves else (LAPLACE, "a last-layer Laplace")
     ours, theirs = last_curves[calibration.IFCOMP].ece, last_curves[rival].ece
-    text = f"ECE {ours:.3f} and {theirs:.3f}"
-    return [Claim(f"pixelate 5: IF-COMP is better calibrated than {name}", "figure only", text, ours < theirs)]
+    data, size = record.settings["subject"]["data"], f"{record.settings['images']:,} images"
+    claim = f"{data}, pixelate 5: IF-COMP is better calibrated than {name}"
+    return [Claim(claim, "figure only", f"ECE {ours:.3f} and {theirs:.3f}", size, None)]
 
 
 STUDY = Study("reliability", "Reliability under pixelation", PRESETS, calibration.needs, steps, table, draw, claims)

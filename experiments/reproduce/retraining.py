@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.bootstrap import mean_interval
 from experiments.datasets import load
 from experiments.recipes import PAPER, QUICK
 from experiments.reproduce.publish import markdown
@@ -131,8 +132,10 @@ def claims(record: Record) -> list[Claim]:
     """Compare the claim that all labels are memorised."""
     after = np.concatenate([np.array(row["after"]).flatten() for row in record.results.values()])
     text = f"minimum {after.min():.3f}, mean {after.mean():.3f} of {len(after)} labels"
-    claim = "without proximal terms, every label gets a probability near 1"
-    return [Claim(claim, "close to 1 for all 600", text, bool(after.min() > 0.9))]
+    lowest = np.concatenate([np.array(row["after"]).min(1) for row in record.results.values()])
+    claim = "without proximal terms, every label gets a probability above 0.9 (mean over images of the lowest)"
+    size = f"{len(lowest)} images, {len(after)} labels"
+    return [Claim(claim, "close to 1 for all 600", text, size, mean_interval(lowest).shifted(-0.9), digits=3)]
 
 
 STUDY = Study("retraining", "Hindsight retraining without restriction", PRESETS, _needs, steps, table, draw, claims)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from experiments.bootstrap import UNDECIDED, Interval
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -14,7 +16,7 @@ Results = Mapping[str, Any]
 Step = Callable[[Results], Any]
 
 #: Presets in the order of their cost.
-PRESET_NAMES = ("digits", "mnist", "cifar10", "cifar10-resnet56", "paper")
+PRESET_NAMES = ("digits", "mnist", "mnist-lambdas", "cifar10", "cifar10-resnet56", "paper")
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,24 @@ class Claim:
         claim: The claim.
         paper: Number of the paper.
         ours: Our number.
-        holds: Whether the claim holds for our numbers; None if they are inconclusive.
+        size: Number of images, seeds or measurements behind our number.
+        difference: Difference that is positive if our numbers agree with the claim; None without an interval.
+        margin: The claim holds if the difference is above minus this value.
+        digits: Decimal places of the difference.
     """
 
     claim: str
     paper: str
     ours: str
-    holds: bool | None
+    size: str
+    difference: Interval | None
+    margin: float = 0.0
+    digits: int = 2
+
+    @property
+    def verdict(self) -> str:
+        """Verdict by the rule of `experiments.bootstrap`; undecided without an interval."""
+        return UNDECIDED if self.difference is None else self.difference.shifted(self.margin).verdict
 
 
 @dataclass(frozen=True)

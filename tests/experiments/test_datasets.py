@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage
 import torch
 from PIL import Image
 
@@ -64,6 +65,41 @@ def test_numpy_files(folder: Path) -> None:
     assert load("tinyimagenet").labels.tolist() == [0, 199, 7, 7]
 
 
+def test_classes_of_cifar10_are_left_out_of_tinyimagenet(folder: Path) -> None:
+    (folder / "tinyimagenet").mkdir()
+    labels = np.array([0, 1, 196, 15, 102, 0], np.uint8)  # cat, reel, lifeboat, school bus, cougar, cat
+    np.savez(folder / "tinyimagenet/val_3000_32x32.npz", x=_pixels(6, 32, 32, 3), y=labels)
+    near = load("tinyimagenet-near")
+    assert near.labels.tolist() == [1, 15, 102]
+    assert torch.equal(near.images, load("tinyimagenet").images[[1, 3, 4]])
+    assert len(datasets.TINYIMAGENET_IN_CIFAR10) == 23
+
+
+@pytest.mark.parametrize("name", sorted(datasets.PICTURES))
+def test_squares_are_cut_from_pictures(name: str) -> None:
+    squares = load(name)
+    assert squares.images.shape == (3000, 32, 32) if name == "textures" else (3000, 32, 32, 3)
+    assert torch.equal(squares.images, load(name).images)
+    assert len(squares.images.flatten(1).unique(dim=0)) > 2900
+    folder = Path(skimage.__file__).parent / "data"
+    pictures = [np.asarray(Image.open(folder / file)) for file in datasets.PICTURES[name]]
+    for square in squares.images[:5].numpy():
+        places = (
+            np.argwhere((picture == square[0, 0]).reshape(*picture.shape[:2], -1).all(-1)) for picture in pictures
+        )
+        assert any(
+            np.array_equal(picture[row : row + 32, column : column + 32], square)
+            for picture, found in zip(pictures, places, strict=True)
+            for row, column in found
+        )
+
+
+def test_missing_pictures_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(skimage, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(MissingDataError, match=r"has no brick\.png, grass\.png, gravel\.png"):
+        load("textures")
+
+
 def test_damaged_files_are_refused(folder: Path) -> None:
     _write_idx(folder / "mnist/t10k-images-idx3-ubyte.gz", _pixels(5, 28, 28))
     _write_idx(folder / "mnist/t10k-labels-idx1-ubyte.gz", np.arange(4, dtype=np.uint8))
@@ -81,9 +117,9 @@ def test_damaged_files_are_refused(folder: Path) -> None:
         load("kmnist")
 
 
-@pytest.mark.parametrize("name", [name for name in datasets.SOURCES if name != "digits"])
+@pytest.mark.parametrize("name", [name for name in datasets.SOURCES if name not in ("digits", *datasets.PICTURES)])
 def test_missing_files_are_named_with_their_source(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MissingDataError, match=f"{folder}/{name}/"):
+    with pytest.raises(MissingDataError, match=f"{folder}/{name.removesuffix('-near')}/"):
         load(name)
     monkeypatch.delenv("IFCOMP_DATA")
     with pytest.raises(MissingDataError, match="IFCOMP_DATA is not set"):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from experiments import reproduce
+from experiments.bootstrap import Interval
 from experiments.datasets import Dataset, MissingDataError
 from experiments.reproduce import synthetic_ood
 from experiments.reproduce.publish import publish, write_claims
@@ -50,7 +51,10 @@ def make_study(calls: list[str], needs: tuple[tuple[str, str], ...] = (), broken
         lambda _: {"first": first, "second": second},
         lambda record: f"product {record.results['second']['product']}\n",
         draw,
-        lambda record: [Claim("it is 21", "21", str(record.results["second"]["product"]), True)],
+        lambda record: [
+            Claim("it is 21", "21", str(record.results["second"]["product"]), "1 toy", Interval(2.0, 1.0, 3.0)),
+            Claim("it is even", "yes", "no", "1 toy", None),
+        ],
     )
 
 
@@ -123,7 +127,12 @@ def test_table_plot_and_claims_come_from_json_alone(tmp_path: Path) -> None:
     publish(stripped, read(folder), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     claims = write_claims({"toy": study}, tmp_path).read_text()
-    assert "| it is 21 | 21 | 21 | [toy, digits](toy/digits/table.md) | yes |" in claims
+    assert (
+        "| it is 21 | 21 | 21 | 1 toy | +2.00 (+1.00 to +3.00) | holds | [toy, digits](toy/digits/table.md) |" in claims
+    )
+    assert "| it is even | yes | no | 1 toy | no interval | undecided |" in claims
+    assert "2 rows: 1 holds, 0 does not hold, 1 undecided." in claims
+    assert "Not run" not in claims
 
 
 def test_times_are_summed(tmp_path: Path) -> None:
@@ -143,6 +152,42 @@ def test_times_are_summed(tmp_path: Path) -> None:
     claims = write_claims({"toy": study, "other": other}, tmp_path).read_text()
     assert "| other | digits | 2.0 | 2.0 |" in claims
     assert "| **all** | digits | 3.0 | 2.5 |" in claims
+
+
+def test_presets_without_a_result_are_named(tmp_path: Path) -> None:
+    study = make_study([])
+    study = replace(study, presets=study.presets | {"mnist": Settings(4), "paper": Settings(5)})
+    run(study, "digits", tmp_path / "toy" / "digits")
+    claims = write_claims({"toy": study}, tmp_path).read_text()
+    assert "These presets exist and have no result yet: toy, `mnist`. No preset `paper`" in claims
+
+
+def test_a_margin_shifts_the_rule() -> None:
+    difference = Interval(-0.5, -0.8, -0.2)
+    assert Claim("", "", "", "", difference).verdict == "does not hold"
+    assert Claim("", "", "", "", difference, margin=1.0).verdict == "holds"
+    assert Claim("", "", "", "", difference, margin=0.5).verdict == "undecided"
+
+
+def test_durations_are_printed_before_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = make_study([])
+    monkeypatch.setattr(reproduce, "STUDIES", {"toy": replace(toy, presets={"cifar10": Settings(), **toy.presets})})
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "repository")
+    printed = {}
+    for preset in ("cifar10", "digits"):
+        reproduce.reproduce("toy", preset, tmp_path / "repository", progress=False)
+        assert capsys.readouterr().err == ""  # nothing is known yet
+        path = tmp_path / "repository" / "toy" / preset / FILE
+        content = json.loads(path.read_text())
+        content["steps"]["first"] |= {"processor_seconds": 30.0}
+        content["steps"]["second"] = {"seconds": 180.0, "run": 0}
+        path.write_text(json.dumps(content))
+        reproduce.reproduce("toy", preset, tmp_path / "again", progress=False)
+        printed[preset] = capsys.readouterr().err
+    assert printed["cifar10"] == "first: about 30 s on one core\nsecond: about 3 minutes on one core\n"
+    assert printed["digits"] == ""
 
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 from torch.nn import functional
 
 from experiments import reproduce
@@ -133,14 +134,33 @@ def test_claims(calibrated: Record) -> None:
     assert pooled.paper == "0.055; best other 0.085"
     values = {name: calibrated.results[name]["5"]["together"]["ece"] for name in calibration._done(calibrated)}
     del values[calibration.KEPT]
-    assert pooled.holds == (values.pop(calibration.IFCOMP) < min(values.values()))
+    assert f"{values.pop(calibration.IFCOMP):.3f} (" in pooled.ours
+    assert f"{min(values.values()):.3f};" in pooled.ours
+    assert pooled.verdict == "undecided"  # too few images for an interval
     del calibrated.results["SWA"]["5"]["together"]
     (claim,) = calibration.claims(calibrated)
     medians = {name: calibration.quartiles(calibrated, name)[5][1] for name in calibration._done(calibrated)}
     ours = medians.pop(calibration.IFCOMP)
     medians.pop(calibration.KEPT)
-    assert claim.holds == (ours < min(medians.values()))
+    assert f"{ours:.3f} (" in claim.ours
+    assert f"{min(medians.values()):.3f};" in claim.ours
     assert "median ECE" in claim.claim
+
+
+def test_claims_of_enough_images_have_intervals_over_corruptions(calibrated: Record) -> None:
+    record = replace(calibrated, settings={**calibrated.settings, "images": 400})
+    (claim,) = calibration.claims(record)
+    rows, kinds = {}, calibrated.settings["corruptions"]
+    for name in calibration._done(calibrated):
+        rows[name] = np.array([calibrated.results[name]["5"][kind]["ece"] for kind in kinds])
+    ours = rows.pop(calibration.IFCOMP)
+    rows.pop(calibration.KEPT)
+    gains = min(rows.values(), key=np.mean) - ours
+    assert "mean ECE over corruptions" in claim.claim
+    assert claim.difference.estimate == pytest.approx(gains.mean())
+    size = len(kinds)
+    half = (claim.difference.high - claim.difference.low) / 2
+    assert half == pytest.approx(t(size - 1).isf(0.025) * gains.std(ddof=1) / size**0.5, rel=0.1)
 
 
 def _best_inverse(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -25,15 +25,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_oracle(folder: Path) -> None:
     record = read(folder / "oracle" / "digits")
-    truth = record.results["digits, truth"]
-    assert truth["pairs"] == 30
-    assert all(0 < value < np.log(10) for value in truth["complexity"])
-    correlations = oracle.correlations(record)
-    assert correlations.keys() == {"digits", "all"}
-    for method in oracle.METHODS:
-        values = record.results["digits, methods"][method]
-        assert correlations["all"][method] == pytest.approx(pearsonr(truth["complexity"], values).statistic)
-    assert correlations["all"]["IF-COMP"] > 0.5
+    means = []
+    for lam in (100, 1000):
+        truth = record.results[f"digits, lambda {lam}, truth"]
+        assert truth["pairs"] == 30
+        assert all(0 < value < np.log(10) for value in truth["complexity"])
+        means.append(np.mean(truth["complexity"]))
+        correlations = oracle.correlations(record, lam)
+        assert correlations.keys() == {"digits"}
+        for method in oracle.METHODS:
+            values = record.results[f"digits, lambda {lam}, methods"][method]
+            assert correlations["digits"][method] == pytest.approx(pearsonr(truth["complexity"], values).statistic)
+        assert correlations["digits"]["IF-COMP"] > 0.5
+    assert means[0] > means[1]  # the larger lambda keeps the hindsight models closer
+    assert len(oracle.claims(record)) == 2
+
+
+def test_a_preset_has_three_values_of_lambda() -> None:
+    assert len(oracle.PRESETS["mnist-lambdas"].lams) == 3
 
 
 def test_retraining(folder: Path) -> None:
@@ -46,7 +55,8 @@ def test_retraining(folder: Path) -> None:
     assert row["complexity"] == pytest.approx(np.log(after.sum(1)), abs=1e-4)
 
 
-@pytest.mark.parametrize(("minimum", "holds"), [(0.95, True), (0.85, False)])
-def test_memorised_means_every_label(minimum: float, holds: bool) -> None:
-    record = Record("retraining", "digits", {}, {"digits": {"after": [[0.99, minimum]]}}, {}, [])
-    assert retraining.claims(record)[0].holds is holds
+@pytest.mark.parametrize(("minimum", "verdict"), [(0.95, "holds"), (0.9, "undecided"), (0.85, "does not hold")])
+def test_memorised_means_every_label(minimum: float, verdict: str) -> None:
+    after = [[0.99, minimum + 0.01], [0.99, minimum], [0.99, minimum - 0.01]]
+    record = Record("retraining", "digits", {}, {"digits": {"after": after}}, {}, [])
+    assert retraining.claims(record)[0].verdict == verdict

@@ -50,7 +50,10 @@ def test_claims_compare_with_the_best_other(mislabel_record: Record) -> None:
     for claim, stage in zip(mislabel.claims(mislabel_record), noisy.STAGES, strict=True):
         row = mislabel_record.results[f"asymmetric 0.3, {stage}"]
         others = [row[name] for name in ("TracIn", "EL2N", "GraNd", "Self-IF")]
-        assert claim.holds == (row[mislabel.IFCOMP] > max(others))
+        lead = 100 * (row[mislabel.IFCOMP] - max(others))
+        assert claim.difference.estimate == pytest.approx(lead)
+        assert claim.difference.high - claim.difference.low > 5  # 300 labels
+        assert claim.size.startswith("300 labels, ")
     assert "95.7" in mislabel.claims(mislabel_record)[0].paper
 
 
@@ -96,5 +99,9 @@ def test_components(folder: Path, mislabel_record: Record) -> None:
     shares = mislabel_record.results["asymmetric 0.3, train"]["checkpoints"]
     assert {str(epoch): row["memorised"] for epoch, row in epochs.items()} == shares
     claims = components.claims(record)
-    assert claims[1].holds == (epochs[12]["complexity"]["0.001"] > epochs[12]["complexity"]["1.0"])
-    assert claims[2].holds == all(row["sum"] >= row["error"] for row in epochs.values())
+    last = epochs[12]["complexity"]
+    assert claims[1].difference.estimate == pytest.approx(100 * (last["0.001"] - last["1.0"]))
+    worst = min(row["sum"] - row["error"] for row in epochs.values())
+    assert claims[2].difference.estimate == pytest.approx(100 * worst)
+    assert claims[2].margin == 1.0
+    assert [components.wrong_share(noise) for noise in ("human random1", "asymmetric 0.3")] == [0.17, 0.3]

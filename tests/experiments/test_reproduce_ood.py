@@ -65,7 +65,8 @@ def test_claims_compare_with_the_best_other(record: Record) -> None:
     aurocs = ood.summary(record)
     near = max(values["near"] for name, values in aurocs.items() if not name.startswith("IF-COMP"))
     for claim, name in zip(ood.claims(record)[:2], (ood.IFCOMP, ood.CAPPED), strict=True):
-        assert claim.holds == (aurocs[name]["near"] > near)
+        assert claim.difference.estimate == pytest.approx(aurocs[name]["near"] - near)
+        assert claim.size == "100 images per set, 1 sets"
         assert f"{near:.2f}" in claim.ours
 
 

@@ -1,5 +1,7 @@
 """The study of pruning with the preset digits."""
 
+import base64
+
 import numpy as np
 import pytest
 import torch
@@ -25,9 +27,11 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 def test_digits(record: Record) -> None:
     summary = pruning.summary(record)
     assert summary.keys() == set(pruning.METHODS)
-    accuracies = [record.results[f"IF-COMP, 0.5, seed {seed}"] for seed in (0, 1)]
+    rows = [record.results[f"IF-COMP, 0.5, seed {seed}"] for seed in (0, 1)]
+    accuracies = [row["accuracy"] for row in rows]
+    assert pruning.correct(record, "IF-COMP, 0.5").mean(1) == pytest.approx(100 * np.array(accuracies))
     assert summary["IF-COMP"][0.5] == pytest.approx((100 * np.mean(accuracies), 50 * abs(np.subtract(*accuracies))))
-    assert record.results["none, seed 0"] > 0.3
+    assert record.results["none, seed 0"]["accuracy"] > 0.3
     for ranks in record.results["ranks"].values():
         assert sorted(ranks) == list(range(300))
 
@@ -42,11 +46,18 @@ def test_claims(record: Record) -> None:
     assert "random 93.29" in better.paper
 
 
-@pytest.mark.parametrize(("chance", "holds"), [((0.70, 0.72), True), ((0.79, 0.81), None), ((0.88, 0.90), False)])
-def test_a_difference_within_a_standard_error_is_inconclusive(chance: tuple[float, float], holds: bool | None) -> None:
-    accuracies = dict.fromkeys(pruning.METHODS, (0.90, 0.90)) | {"IF-COMP": (0.80, 0.82), "random": chance}
-    results = {f"{name}, 0.5, seed {seed}": row[seed] for name, row in accuracies.items() for seed in (0, 1)}
-    settings = {"fractions": [0.5], "seeds": [0, 1], "subject": {"data": "toy"}}
+@pytest.mark.parametrize(("chance", "verdict"), [(0.70, "holds"), (0.80, "undecided"), (0.90, "does not hold")])
+def test_verdicts_need_an_interval_on_one_side(chance: float, verdict: str) -> None:
+    generator, results = np.random.default_rng(0), {}
+    for method in pruning.METHODS:
+        accuracy = {"IF-COMP": 0.8, "random": chance}.get(method, 0.95)
+        for seed in (0, 1, 2):
+            hits = generator.random(1000) < accuracy
+            packed = base64.b64encode(np.packbits(hits).tobytes()).decode()
+            results[f"{method}, 0.5, seed {seed}"] = {"accuracy": hits.mean(), "images": 1000, "correct": packed}
+    settings = {"fractions": [0.5], "seeds": [0, 1, 2], "subject": {"data": "toy"}}
     similar, better = pruning.claims(Record("pruning", "digits", settings, results, {}, []))
-    assert better.holds is holds
-    assert similar.holds is False
+    assert better.verdict == verdict
+    assert similar.verdict == "does not hold"
+    assert better.difference.estimate == pytest.approx(100 * (0.8 - chance), abs=3)
+    assert better.size == "3 seeds, 1,000 test images"

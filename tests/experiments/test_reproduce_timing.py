@@ -51,7 +51,8 @@ def test_stored_results_are_used_with_their_environment(record: Record, tmp_path
     norm, *speedups = timing.claims(record)
     assert norm.ours == "1.11 times as long as our gradient norm, 0.33 times as long as with vmap"
     assert [claim.ours for claim in speedups] == ["200 times"] * 3
-    assert all(claim.holds for claim in (norm, *speedups))
+    verdicts = [claim.verdict for claim in (norm, *speedups)]
+    assert verdicts == ["undecided", "holds", "holds", "holds"]  # rounds differ by a factor of 2
 
 
 def test_missing_results_are_measured_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
