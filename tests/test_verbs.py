@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ifcomp import IFComp, Relative
-from ifcomp.errors import DataError, EmptyDataError, LabelError, NotFittedError, SettingError
+from ifcomp.errors import DataError, EmptyDataError, IfcompWarning, LabelError, NotFittedError, SettingError
 from ifcomp.report import Preview
 from ifcomp.tasks.audit import LabelAudit
 from test_doctests import fitted, names
@@ -34,7 +34,7 @@ def other() -> IFComp:
 # Pruning ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("drop", [0.0, 0.3, 0.6])
 def test_the_most_complex_examples_are_kept(drop: float) -> None:
     keep = fitted().prune(TRAIN, drop)
     complexity = fitted().stochastic_complexity(*TRAIN, damping=Relative(1.0)).numpy()
@@ -50,8 +50,8 @@ def test_pruning_is_balanced_on_request() -> None:
 
 def test_kept_positions_select_a_subset() -> None:
     data = TensorDataset(*TRAIN)
-    subset = torch.utils.data.Subset(data, fitted().prune(data, 0.9))
-    assert len(subset) == 40
+    subset = torch.utils.data.Subset(data, fitted().prune(data, 0.6))
+    assert len(subset) == 160
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,12 @@ def test_kept_positions_select_a_subset() -> None:
 def test_pruning_refuses(data: Any, drop: float, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         fitted().prune(data, drop)
+
+
+def test_large_shares_are_warned_of() -> None:
+    with pytest.warns(IfcompWarning, match="a share of 0.999 leaves mostly hard examples"):
+        keep = fitted().prune(TRAIN, 0.999)
+    assert len(keep) == 1
 
 
 def test_pruning_needs_a_fit() -> None:

@@ -81,7 +81,7 @@ from ifcomp.tasks.audit import AUDIT_DAMPING, EXAMPLES_PER_SIDE, MAX_EXPLAINED, 
 from ifcomp.tasks.calibration_result import Calibration
 from ifcomp.tasks.ood import OOD_DAMPING, check_members, ood_threshold
 from ifcomp.tasks.ood_rule import OODRule
-from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists
+from ifcomp.tasks.pruning import PRUNING_DAMPING, check_fractions, keep_lists, warn_of_large_fractions
 
 if TYPE_CHECKING:
     from ifcomp.report import OODScores, ReliabilityPair, ShowExamples
@@ -723,7 +723,7 @@ class IFComp(FittedState):
 
         Args:
             train: Labelled training data as for `fit`, in the same order on every pass.
-            drop: Share of the examples to drop, in [0, 1).
+            drop: Share of the examples to drop, in [0, 1). Beyond 0.6 a random subset may be better.
             balanced: Drop this share of every class; every class keeps at least one example.
             max_memory: As for `fit`.
             progress: Show a progress bar; None shows it on terminals.
@@ -734,6 +734,7 @@ class IFComp(FittedState):
             (280, [0, 1])
         """
         check_fractions([drop])
+        warn_of_large_fractions([drop])
         data = self._data(train)
         first_labelled(data, "Pruning", "training data")
         table = self.score(data, damping=PRUNING_DAMPING, max_memory=max_memory, progress=progress)

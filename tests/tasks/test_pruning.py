@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ifcomp.errors import DataError, SettingError
+from ifcomp.errors import DataError, IfcompWarning, SettingError
 from ifcomp.scores import ScoreTable
-from ifcomp.tasks.pruning import keep_lists
+from ifcomp.tasks.pruning import keep_lists, warn_of_large_fractions
 from tasks.tables import table_of
 
 COMPLEXITY = [0.5, 0.1, 0.9, 0.1, 0.3]
@@ -81,3 +81,9 @@ def test_unusable_tables_and_fractions_are_refused() -> None:
     for fraction in (1.0, -0.1, math.nan):
         with pytest.raises(SettingError, match="fraction to drop"):
             keep_lists(table_of(COMPLEXITY, [0] * 5), [0.5, fraction])
+
+
+def test_large_shares_are_warned_of() -> None:
+    warn_of_large_fractions([0.3, 0.6])
+    with pytest.warns(IfcompWarning, match=r"a share of 0\.8 leaves mostly hard examples\. Beyond 60%"):
+        warn_of_large_fractions([0.3, 0.7, 0.8])

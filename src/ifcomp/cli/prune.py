@@ -36,12 +36,13 @@ def prune(
 
     from ifcomp.cli.run import check_labelled, open_run
     from ifcomp.scores import DESCRIPTIONS
-    from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists
+    from ifcomp.tasks.pruning import PRUNING_DAMPING, keep_lists, warn_of_large_fractions
 
     chosen_damping = options.parse_damping(damping, PRUNING_DAMPING)
     fractions = options.parse_numbers("--drop", drop) or ()
     if not all(0 <= fraction < 1 for fraction in fractions):
         raise SettingError(f"--drop takes shares of at least 0 and below 1, but got '{drop}'.")
+    warn_of_large_fractions(fractions)
     run = open_run(path, model)
     check_target(out, TABLE_SUFFIXES, run.inputs(data))
     source = run.open_data(data, reading)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ifcomp.curvature.factors import Relative
-from ifcomp.errors import SettingError
+from ifcomp.errors import IfcompWarning, SettingError
 from ifcomp.scores import ScoreTable
 from ifcomp.tasks.metrics import checked_scores
 
@@ -16,6 +17,10 @@ Integers = NDArray[np.int64]
 
 #: Damping of the scores for pruning. With larger damping the parametric complexity is negligible beside the error.
 PRUNING_DAMPING = Relative(1.0)
+
+#: Largest share of the data that is worth ranking. Of 5,000 images of Fashion-MNIST, random subsets were 0.7 points of
+#: accuracy worse if 60 % were dropped, and 7.8 points better if 70 % were dropped.
+MAX_RANKED = 0.6
 
 #: Tolerance of ``floor(fraction * N)``: 0.29 * 100 is slightly less than 29 in floating point.
 _ROUNDING = 1e-9
@@ -49,6 +54,18 @@ def check_fractions(fractions: Iterable[float]) -> None:
     invalid = [str(fraction) for fraction in fractions if not 0 <= fraction < 1]
     if invalid:
         raise SettingError(f"The fraction to drop must be in [0, 1), but is {', '.join(invalid)}.")
+
+
+def warn_of_large_fractions(fractions: Iterable[float]) -> None:
+    """Warn if so much is dropped that a random subset may be better."""
+    large = [fraction for fraction in fractions if fraction > MAX_RANKED]
+    if large:
+        warnings.warn(
+            f"Dropping a share of {max(large):g} leaves mostly hard examples. Beyond {MAX_RANKED:.0%} random subsets "
+            "were better on Fashion-MNIST: train on one as well.",
+            IfcompWarning,
+            stacklevel=3,
+        )
 
 
 def _ranks_within(group: NDArray[np.int64]) -> tuple[Integers, Integers]:
