@@ -197,8 +197,8 @@ def table(record: Record) -> str:
     text = (
         f"Test accuracy in percent after pruning {settings['subject']['data']} ("
         f"{settings['subject']['examples'] or 'all'} training examples, {settings['subject']['model']}), mean and "
-        f"standard deviation over {len(settings['seeds'])} seeds; all seeds share one ranking. The paper's numbers "
-        "are for CIFAR-10 and ResNet-18.\n\n"
+        f"standard deviation over {len(settings['seeds'])} seeds; all seeds share one ranking. The numbers of the "
+        "paper are for CIFAR-10 and ResNet-18.\n\n"
     )
     return text + markdown(["method", *(f"{100 * f:g} % dropped" for f in settings["fractions"]), "paper"], rows)
 
