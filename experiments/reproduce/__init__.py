@@ -72,7 +72,10 @@ def reproduce(
     with file_lock(results / f"{name}-{preset}"):
         for file in (record.FILE, *publish.FILES) if folder.exists() else ():
             remove_scratch_files(folder / file)
-        expected = record.recorded_seconds(RESULTS / name / preset) if preset.startswith("cifar10") else {}
+        expected: dict[str, float] = {}
+        if preset.startswith("cifar10"):
+            expected |= study.durations(study.presets[preset])
+            expected |= record.recorded_seconds(RESULTS / name / preset)
         if plot_only:
             result = record.read(folder)
         else:

@@ -16,7 +16,7 @@ Results = Mapping[str, Any]
 Step = Callable[[Results], Any]
 
 #: Presets in the order of their cost.
-PRESET_NAMES = ("digits", "mnist", "mnist-lambdas", "cifar10", "cifar10-resnet56", "paper")
+PRESET_NAMES = ("digits", "mnist", "mnist-lambdas", "cifar10", "cifar10-resnet56", "cifar10-resnet18", "paper")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Study:
         table: Function that formats our numbers and those of the paper as Markdown.
         draw: Function that draws the figure.
         claims: Function that compares the claims of the paper with the results.
+        durations: Function that estimates the seconds of every step on one core.
     """
 
     name: str
@@ -91,3 +92,4 @@ class Study:
     table: Callable[[Record], str]
     draw: Callable[[Record, Figure], None]
     claims: Callable[[Record], list[Claim]]
+    durations: Callable[[Any], Mapping[str, float]] = lambda _: {}

@@ -38,7 +38,7 @@ def synthetic_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in ("train", "test"):
         np.save(tmp_path / f"cifar10/x_{split}.npy", colour)
         np.save(tmp_path / f"cifar10/y_{split}.npy", labels)
-    np.savez(tmp_path / "tinyimagenet/val_3000_32x32.npz", x=colour[:20], y=labels[:20])
+    np.savez(tmp_path / "tinyimagenet/val_3000_32x32.npz", x=colour[:20], y=labels[:20] + 1)
     wrong, prefix = np.where(np.arange(COUNT) % 3 == 0, (labels + 1) % 10, labels), "HOC_IDN_0p6_C10_0"
     np.savez(tmp_path / "cifar10-noisy-labels/cifar10n.npz", clean_label=labels, random_label1=wrong)
     content = {f"{prefix}_clean_label_train": labels, f"{prefix}_noise_label_train": wrong}
@@ -76,13 +76,16 @@ def test_ood(tmp_path: Path) -> None:
         tuning_images=5,
         tuning_near=("made-halves",),
         tuning_far=("made-clouds",),
+        near=("tinyimagenet-near",),
+        far=("mnist", "textures"),
+        held_out_images=6,
         betas=(0.001,),
         dampings=(1e-4,),
         detectors=("MSP", "DICE"),
     )
     results = run_study(ood.STUDY, small, tmp_path / "ood")
-    assert results["ifcomp"][ood.AS_PAPER]["beta"] == 0.001
-    assert set(results["detector DICE"]["sets"]) == {"tinyimagenet", "mnist", "fashion-mnist", "notmnist"}
+    assert ood.choices(small, results)[ood.AS_PAPER].beta == 0.001
+    assert set(results["detector DICE"]["sets"]) == {"tinyimagenet-near", "mnist", "textures"}
 
 
 def test_mislabel_with_all_kinds_of_noise(tmp_path: Path) -> None:
