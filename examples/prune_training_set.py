@@ -35,7 +35,7 @@ all_examples = torch.arange(len(x_train))
 ifc = IFComp(trained(all_examples, 0)).fit([(x_train, y_train)])
 
 print(f"dropped  kept  lowest complexity first  at random\n     0%  1200 {accuracy(all_examples):24.3f} ")
-for fraction in (0.3, 0.6, 0.8):
+for fraction in (0.3, 0.6):
     index = ifc.prune((x_train, y_train), fraction, balanced=True)
     at_random = torch.randperm(len(x_train), generator=torch.Generator().manual_seed(5))[: len(index)]
     print(f"{fraction:7.0%} {len(index):5d} {accuracy(torch.tensor(index)):24.3f} {accuracy(at_random):10.3f}")
