@@ -25,7 +25,7 @@ from ifcomp.evidence.members import MODEL, Evidence, Member
 from ifcomp.evidence.neighbours import find_neighbours, neighbour_count, votes
 from ifcomp.evidence.readout import BLOCK_ROWS, Spectrum, find_spectrum, fit_readout
 from ifcomp.evidence.seeds import seeded_order
-from ifcomp.evidence.storage import MEMORY_BYTES, allocate, check_rows, copied, seal_rows
+from ifcomp.evidence.storage import MEMORY_BYTES, allocate, append_digest, check_digests, copied
 from ifcomp.io.resumable import NO_CHECKPOINT, ResumableWork
 from ifcomp.progress import track
 
@@ -156,7 +156,7 @@ class _Passes:
         memory_bytes: Memory limit of features, in bytes.
         progress: Show progress bars.
         work: Saves statistics from time to time.
-        digests: Digest of the data of each first pass in this process, by the name of the data.
+        data_digests: Digest of the data of each first pass in this process, by the name of the data.
     """
 
     reader: FeatureReader
@@ -164,7 +164,7 @@ class _Passes:
     memory_bytes: int
     progress: bool | None
     work: ResumableWork
-    digests: dict[str, DataDigest] = field(default_factory=dict)
+    data_digests: dict[str, DataDigest] = field(default_factory=dict)
 
     def summarise(self, source: str, data: Iterable[Any], known: dict[str, Tensor]) -> _Summary:
         """Run the first pass, or restore its results.
@@ -177,7 +177,7 @@ class _Passes:
         stage, statistics = _statistics_of(source), _Statistics(self.reader, source, self.seed)
         statistics.restore(self.work.begin_stage(stage, statistics.tensors, known))
         if not self.work.is_complete(stage):
-            self.digests[source] = digest = DataDigest()
+            self.data_digests[source] = digest = DataDigest()
             for part in self.reader.read(self._batches(source, data, stage, digest)):
                 statistics.add(part)
         summary = statistics.reduced()
@@ -204,16 +204,16 @@ class _Passes:
         """
         count, stage, seen, again = len(summary.labels), _features_of(source), 0, DataDigest()
         sizes = {name: found.size for name, found in maps.items()}
-        seals = self.seals_of(stage)
+        row_digests = self.row_digests(stage)
 
         def state() -> dict[str, Tensor]:
             _flush(arrays)
-            seal_rows(seals, list(arrays.values()), seen)
+            append_digest(row_digests, list(arrays.values()), seen)
             return {"seen": torch.tensor(seen)}
 
         saved = self.work.begin_stage(stage, state, known)
         arrays = self.allocate(count, sizes, source, bool(saved))
-        check_rows(seals, list(arrays.values()), stage)
+        check_digests(row_digests, list(arrays.values()), stage)
         if self.work.is_complete(stage):
             self.work.check_batches(as_batches(data), source)
             return arrays
@@ -226,17 +226,17 @@ class _Passes:
             for name, found in maps.items():
                 arrays[name][rows] = found(part.features[name]).numpy()
         check_count(count, max(all_gather_objects(seen)))
-        if source in self.digests and self.digests[source].in_order != again.in_order:
+        if source in self.data_digests and self.data_digests[source].in_order != again.in_order:
             raise _other_data("Inputs or labels")
         all_reduce_sum([torch.from_numpy(array) for array in arrays.values()])
         if self.work.folder is not None:
-            seal_rows(seals, list(arrays.values()), count)
+            append_digest(row_digests, list(arrays.values()), count)
         return arrays
 
-    def seals_of(self, name: str) -> list[list[Any]]:
-        """Return the digests of rows in files that every checkpoint contains."""
-        seals: list[list[Any]] = self.work.settings.setdefault(f"digests of {name}", [])
-        return seals
+    def row_digests(self, name: str) -> list[list[Any]]:
+        """Return the digests of the rows of a file, which every checkpoint contains."""
+        row_digests: list[list[Any]] = self.work.settings.setdefault(f"digests of {name}", [])
+        return row_digests
 
     def allocate(self, rows: int, sizes: Mapping[str, int], name: str, reopen: bool) -> dict[str, np.ndarray]:
         """Return arrays [rows, size], which are in files beside the checkpoint if there is one; see `allocate`."""
@@ -303,15 +303,15 @@ def collect_evidence(
     distributions = passes.allocate(len(summary.labels), sizes, "distributions", bool(saved))
     for name in track(list(maps), "predictors", progress):
         found = {predictor: distributions[f"{name}/{predictor}"] for predictor in _PREDICTORS}
-        seals = passes.seals_of(name)
+        row_digests = passes.row_digests(name)
         if f"neighbours/{name}" in saved:
             neighbours[name] = saved[f"neighbours/{name}"].numpy()
-            check_rows(seals, list(found.values()), f"distributions of {name}")
+            check_digests(row_digests, list(found.values()), f"distributions of {name}")
         else:
             layer = _layer_data(features[name], base_features[name], base.labels, work)
             neighbours[name] = _predict(layer, chosen, seed, found)
             if work.folder is not None:
-                seal_rows(seals, list(found.values()), len(summary.labels))
+                append_digest(row_digests, list(found.values()), len(summary.labels))
             work.save_if_due()
         is_trained = name not in (INPUT, TOKENS)
         members += [Member(name, predictor, array, is_trained) for predictor, array in found.items()]

@@ -58,23 +58,23 @@ def allocate(
     return {name: _zeros_in_temporary_file(rows, size, dtype) for name, size in sizes.items()}
 
 
-def seal_rows(seals: list[list[Any]], arrays: Sequence[np.ndarray], stop: int) -> None:
+def append_digest(row_digests: list[list[Any]], arrays: Sequence[np.ndarray], stop: int) -> None:
     """Append the digest of the rows up to ``stop`` that have none yet.
 
     Args:
-        seals: Last row and digest of consecutive blocks of rows, as plain JSON.
+        row_digests: Last row and digest of consecutive blocks of rows, as plain JSON.
         arrays: Arrays with the same number of rows.
         stop: Number of rows that are finished.
     """
-    start = seals[-1][0] if seals else 0
+    start = row_digests[-1][0] if row_digests else 0
     if stop > start:
-        seals.append([stop, _digest_rows(arrays, start, stop)])
+        row_digests.append([stop, _digest_rows(arrays, start, stop)])
 
 
-def check_rows(seals: Sequence[Sequence[Any]], arrays: Sequence[np.ndarray], name: str) -> None:
-    """Raise CheckpointError if rows differ from those that `seal_rows` added."""
+def check_digests(row_digests: Sequence[Sequence[Any]], arrays: Sequence[np.ndarray], name: str) -> None:
+    """Raise CheckpointError if rows differ from those that `append_digest` added."""
     start = 0
-    for stop, digest in seals:
+    for stop, digest in row_digests:
         if _digest_rows(arrays, start, stop) != digest:
             raise CheckpointError(
                 f"Cannot resume: the file of the {name} was damaged or changed. Delete the checkpoint to start again."
