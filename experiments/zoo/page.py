@@ -56,9 +56,9 @@ def write_page(results: Mapping[str, Result], path: Path = PAGE) -> None:
     if others:
         rows = [(result.name, result.source, _verdict(result)) for result in others]
         text += "Not exact:\n\n" + _table(("architecture", "package", "verdict"), rows) + "\n\n"
-    for source, found in by_source.items():
-        table = _table(_HEADINGS, map(_row, found))
-        text += f'??? note "{source}: {len(found)} architectures"\n\n{textwrap.indent(table, "    ")}\n\n'
+    for source, architectures in by_source.items():
+        table = _table(_HEADINGS, map(_row, architectures))
+        text += f'??? note "{source}: {len(architectures)} architectures"\n\n{textwrap.indent(table, "    ")}\n\n'
     with atomic_write(path) as scratch:
         scratch.write_text(text.rstrip("\n") + "\n")
 
@@ -70,10 +70,10 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _summary_row(item: tuple[str, Sequence[Result]]) -> Sequence[str]:
-    source, found = item
-    exact = [result for result in found if result.verdict == "exact"]
+    source, architectures = item
+    exact = [result for result in architectures if result.verdict == "exact"]
     shares = [100 * result.ekfac for result in exact]
-    return source, str(len(found)), str(len(exact)), f"{median(shares):.0f} %" if shares else "-"
+    return source, str(len(architectures)), str(len(exact)), f"{median(shares):.0f} %" if shares else "-"
 
 
 def _row(result: Result) -> Sequence[str]:

@@ -85,17 +85,19 @@ def test_correlations_of_written_out_resamples(generator: np.random.Generator) -
 @pytest.mark.parametrize("size", [20, 40, 2000])
 def test_the_percentiles_are_expanded(size: int) -> None:
     draws = np.random.default_rng(0).permutation(100_001) / 100_000
-    found = interval(0.5, draws, size)
+    measured = interval(0.5, draws, size)
     tail = norm.cdf(-math.sqrt(size / (size - 1)) * t(size - 1).isf(0.025))
-    assert (found.low, found.high) == pytest.approx((tail, 1 - tail), abs=1e-4)
-    assert found.low <= 0.0251
+    assert (measured.low, measured.high) == pytest.approx((tail, 1 - tail), abs=1e-4)
+    assert measured.low <= 0.0251
 
 
 def test_small_samples_have_the_interval_of_student(generator: np.random.Generator) -> None:
     seeds = generator.normal(size=5)
-    found = interval(seeds.mean(), mean_draws(seeds[None], np.ones((200_000, 1), int), draw_counts(5, 0, 200_000)), 5)
+    measured = interval(
+        seeds.mean(), mean_draws(seeds[None], np.ones((200_000, 1), int), draw_counts(5, 0, 200_000)), 5
+    )
     expected = t(4, seeds.mean(), seeds.std(ddof=1) / math.sqrt(5)).interval(0.95)
-    assert (found.low, found.high) == pytest.approx(expected, abs=0.01)
+    assert (measured.low, measured.high) == pytest.approx(expected, abs=0.01)
 
 
 def test_one_example_has_no_interval() -> None:
@@ -110,35 +112,35 @@ def coverage(intervals: list[Interval], truth: float) -> float:
 
 def test_coverage_of_auroc_differences(generator: np.random.Generator) -> None:
     """Two correlated scores of the same images; the difference of their AUROCs is known."""
-    found, size = [], 60
+    measured, size = [], 60
     for index in range(300):
         shared = [generator.normal(size=size) for _ in range(2)]
         scores = [[shared[side] + generator.normal(size=size) + side * shift for side in (0, 1)] for shift in (2, 1)]
         counts = draw_counts(size, 2 * index, 400), draw_counts(size, 2 * index + 1, 400)
         (first, second), estimates = (auroc_draws(*pair, *counts) for pair in scores), [auroc(*pair) for pair in scores]
-        found.append(interval(estimates[0] - estimates[1], first - second, size))
+        measured.append(interval(estimates[0] - estimates[1], first - second, size))
     truth = norm.cdf(2 / 2) - norm.cdf(1 / 2)  # the difference of two scores has standard deviation 2
-    assert 0.92 <= coverage(found, truth) <= 0.98
+    assert 0.92 <= coverage(measured, truth) <= 0.98
 
 
 def test_coverage_with_five_seeds(generator: np.random.Generator) -> None:
-    found = []
+    measured = []
     for index in range(300):
         table = generator.normal(size=(5, 1)) + 2 * generator.normal(size=(5, 80))
-        found.append(mean_interval(table, seed=index, resamples=800))
-    assert coverage(found, 0.0) >= 0.93
+        measured.append(mean_interval(table, seed=index, resamples=800))
+    assert coverage(measured, 0.0) >= 0.93
     plain = [mean_interval(np.repeat(generator.normal(size=(5, 1)), 2, 1), index, 400) for index in range(300)]
     assert 0.92 <= coverage(plain, 0.0) <= 0.98
 
 
 def test_coverage_without_scores(generator: np.random.Generator) -> None:
-    found = []
+    measured = []
     for _ in range(300):
         inside, outside = generator.normal(size=80), generator.normal(size=40)
         first, second = (auroc(inside, outside + shift + generator.normal(size=40)) for shift in (1.0, 0.0))
-        found.append(bounded_auroc_difference(first, second, 80, 40))
+        measured.append(bounded_auroc_difference(first, second, 80, 40))
     truth = norm.cdf(1 / math.sqrt(3)) - 0.5
-    assert coverage(found, truth) >= 0.95
+    assert coverage(measured, truth) >= 0.95
 
 
 def test_means_of_several_sets_without_scores() -> None:
