@@ -24,6 +24,7 @@ MAX_ROW_LINES = 2**16
 DELIMITERS = (",", ";", "\t")
 
 BYTE_ORDER_MARK = "\ufeff"
+
 #: Start of a formula in a spreadsheet, also in full-width characters: at the start of a text, and after a semicolon,
 #: which separates cells in many countries. Plain numbers are exempt.
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
@@ -98,7 +99,7 @@ def escape_cell(text: str) -> str:
     """Return a text with an apostrophe wherever a formula can start, and with escaped control characters."""
     if _NUMBER.fullmatch(text):
         return text
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _FORMULA.sub(r"\1'", text))
+    return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode(), _FORMULA.sub(r"\1'", text))
 
 
 def format_row(cells: list[str], delimiter: str, text: str) -> str:

@@ -139,9 +139,8 @@ def hints(data: ReportData) -> tuple[tuple[str, str], ...]:
 
 def _labels(audit: Audit, name: str, anchor: str) -> Answer:
     suspects = audit.frame[audit.frame["is_suspect"].astype(bool)]
-    total, noise = len(audit.frame), f"The estimated noise rate is {audit.noise_rate:.1%}."
-    if audit.noise_rate > LARGE_NOISE_RATE:
-        noise = f"{noise[:-1]}, too high if the classes are hard to distinguish."
+    caution = ", too high if the classes are hard to distinguish" if audit.noise_rate > LARGE_NOISE_RATE else ""
+    total, noise = len(audit.frame), f"The estimated noise rate is {audit.noise_rate:.1%}{caution}."
     if suspects.empty:
         return Answer(name, "No suspects", f"None of {total:,} labels is a suspect. {noise}", anchor)
     return Answer(
