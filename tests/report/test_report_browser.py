@@ -66,7 +66,7 @@ class OpenedPage:
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(20_000)  # Chromium is slow if all cores are busy
         self.messages: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.messages.append(message.text))
@@ -299,6 +299,7 @@ def test_decisions_are_kept_in_the_browser_for_this_report(
 ) -> None:
     opened = OpenedPage(browser, report)
     opened.page.keyboard.press("3")
+    opened.page.wait_for_function("document.querySelector('#decided').innerText.startsWith('1 of 30')")
     opened.page.reload()
     assert pressed(opened.page, 0) == ["Drop"]
     assert opened.page.locator("#undo").is_disabled()
